@@ -20,7 +20,18 @@ from ramet.rollout.tools import runner as tool_runner
 from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.watchdog import Watchdog
 from ramet.testing.doubles import EchoTool, echo_tool
-from ramet.types import CallStatus, RolloutState, StepContext, StepResult, StopReason, ToolCall, ToolRecord, ToolResult
+from ramet.types import (
+    CallStatus,
+    RolloutState,
+    SegmentKind,
+    StepContext,
+    StepResult,
+    StopReason,
+    ToolCall,
+    ToolRecord,
+    ToolResult,
+    Untrusted,
+)
 
 Play = Callable[..., Any]
 
@@ -45,21 +56,33 @@ class Gathers:
         return StepResult(stop=StopReason.END)
 
 
-def test_parallel_calls_do_not_pass_the_limit(play: Play) -> None:
+class Grouped(Gathers):
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        await ctx.generate()
+        async with asyncio.TaskGroup() as tasks:
+            for text in self.texts:
+                tasks.create_task(ctx.call_tool(ToolCall(name="python", arguments={"text": text})))
+                await asyncio.sleep(0.02)
+        return StepResult()
+
+
+class Catches(Gathers):
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        try:
+            return await super().__call__(state, ctx)
+        except Exception:
+            return StepResult(insert=(Untrusted(text="more!"),), reward=0.5)
+
+
+@pytest.mark.parametrize("step", [Gathers, Grouped, Catches])
+def test_one_call_too_many_ends_the_rollout_whatever_the_step_does(play: Play, step: Any) -> None:
     tool = echo_tool(delay_s=0.01)
-    with pytest.raises(PluginError) as caught:
-        play(
-            lambda *_: "x",
-            step=Gathers("abcdef"),
-            tools={"python": (tool, ToolConfig())},
-            group_size=1,
-            max_tool_calls=2,
-        )
-    assert str(caught.value) == (
-        f"rollout step {__name__}.Gathers made more tool calls than the 2 allowed; it must stop the rollout with "
-        "StopReason.CALL_LIMIT"
-    )
-    assert len(tool.calls) <= 2
+    tools = {"python": (tool, ToolConfig())}
+    [rollout] = play(lambda *_: "x", step=step("abcdef"), tools=tools, group_size=1, max_tool_calls=2).rollouts
+    assert (rollout.stop, rollout.fault) == (StopReason.CALL_LIMIT, None)
+    assert [call.text for call in rollout.tool_calls] == ["a", "b"] and len(tool.calls) == 2
+    assert [s.kind for s in rollout.segments[1:]] == [SegmentKind.TURN]  # the policy ended its message itself
+    assert rollout.turn_rewards == (0.5 if step is Catches else None,)
 
 
 def test_parallel_calls_are_recorded_in_the_order_in_which_they_were_made(play: Play) -> None:

@@ -9,40 +9,64 @@ included, less those that the policy left on purpose (`Done`), which are never r
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ramet.config.schema import RolloutConfig
+from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.event_loop import is_cancelled
+from ramet.io import repeats
+from ramet.output_checks import begin_problem, state_key_problem
+from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugins import origin
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder
 from ramet.rollout.branching.events import Phase, RolloutEvent, branch_event, turn_ended
 from ramet.rollout.branching.group_history import GroupHistory
+from ramet.rollout.faults import DEFECT, RolloutFailed, is_defect
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.jobs import GroupJob
 from ramet.rollout.keys import BranchPath, RolloutKey, branch_rng, path_of, path_text
-from ramet.rollout.prefix_release import PrefixRelease
 from ramet.rollout.replayer import Replayer
-from ramet.rollout.runner import RolloutRunner
+from ramet.rollout.stateful import ENVIRONMENT
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout, group_of, new_root, split
+from ramet.rollout.turn import RolloutTurn, add_metrics, checked_result, end_if_pruned, insert
 from ramet.types import (
     BranchAction,
     BranchEvent,
     BranchPolicy,
     Done,
+    Fault,
     Fork,
     Group,
     Idle,
     Need,
     Rollout,
     RolloutScore,
-    RolloutStep,
     Start,
     StartFrom,
     StartRoots,
+    StepResult,
     Stop,
 )
 
+logger = logging.getLogger(__name__)
+
 ScoreRollout = Callable[[Rollout], Awaitable[RolloutScore]]
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One rollout of the group, and whether the engine may forget its prefix: neither it nor a fork needs it then."""
+
+    live: LiveRollout
+    task: asyncio.Task[None] | None = None
+    has_ended: bool = False
+    n_waiting_forks: int = 0  # that have not sampled yet
+    is_released: bool = False
 
 
 class GroupScheduler:
@@ -55,10 +79,8 @@ class GroupScheduler:
         self,
         *,
         job: GroupJob,
-        rollout_step: RolloutStep,
         policy: BranchPolicy,
         context: GroupContext,
-        config: RolloutConfig,
         step_ends_at: float,
         deterministic: bool,
         tasks: asyncio.TaskGroup,
@@ -80,26 +102,15 @@ class GroupScheduler:
             prefixes=[prefix.view for prefix in job.prefixes],
         )
         self._order: EventOrder = LogicalOrder(last) if deterministic else ArrivalOrder()
-        self._live: dict[BranchPath, LiveRollout] = {}
+        self._members: dict[BranchPath, _Member] = {}
         self._n_roots = 0
+        self._step_ends_at = step_ends_at  # in the event loop's time
         self._tasks = tasks
-        self._prefixes = PrefixRelease(
-            lambda paths: release([self._live[p].key.text for p in paths]), keep=deterministic
-        )
+        self._release = release
         self._done = asyncio.Event()
         self._closed = False
-        self._started: dict[BranchPath, asyncio.Task[None]] = {}
-        self.states = self._open_states(rollout_step) if context.stateful else None
-        self._runner = RolloutRunner(
-            task=job.task,
-            step=rollout_step,
-            context=context,
-            states=self.states,
-            config=config,
-            step_ends_at=step_ends_at,
-            on_first=self._on_first,
-            on_turn=self._on_turn,
-        )
+        self.states = self._open_states() if context.stateful else None
+        self._hooks: Any = context.step if self.states is not None and ENVIRONMENT in self.states else None
 
     async def run(self) -> Group:
         try:
@@ -108,30 +119,150 @@ class GroupScheduler:
             await self._done.wait()
         finally:
             self._closed = True
-            self._prefixes.release_all()
+            self._release_all()
             if self.states is not None:
                 await self._close_states(self.states)
-        group = group_of(self.job.task, list(self._live.values()), n_unused=self.history.n_unused)
-        self._live.clear()  # in cycles with their tasks: all of it would wait for the garbage collector
-        self._started.clear()
-        return group
+        live = [member.live for member in self._members.values()]
+        self._members.clear()  # in cycles with their tasks: all of it would wait for the garbage collector
+        return group_of(self.job.task, live, n_unused=self.history.n_unused)
 
-    def _open_states(self, rollout_step: RolloutStep) -> States:
+    def _open_states(self) -> States:
         return States(
             self.context.stateful,
             task=self.job.task,
             seed=self.context.seed,
             policy=self.policy,
             budget_left=lambda: self.history.budget_left,
-            replay=Replayer(self.context, rollout_step),
+            replay=Replayer(self.context),
             watchdog=self.context.watchdog,
         )
+
+    async def _close_states(self, states: States) -> None:
+        """Rollouts are still running if the group failed: they end first, since they use their states."""
+        running = [member.task for member in self._members.values() if member.task and not member.task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        await states.close()
 
     def _key(self, path: BranchPath = ()) -> RolloutKey:
         return RolloutKey(self.context.plan.salt, self.job.step, self.job.name, path_text(path))
 
-    async def _run_rollout(self, live: LiveRollout) -> None:
-        await self._runner.run(live)
+    async def _play(self, live: LiveRollout) -> None:
+        """Run a rollout from its present state to its stop: generate, append, tool, append, and into the next turn.
+
+        Failures stay here: whatever goes wrong with one rollout masks that rollout. Only a broken contract
+        (`PluginError`) or a user's mistake (`ConfigError`) leaves this function.
+        """
+        started, loop, context = time.perf_counter(), asyncio.get_running_loop(), self.context
+        if context.observer is not None and live.parent is None:
+            context.observer.began(live.key.path, live.segments[0])
+        live.ends_at = min(loop.time() + context.config.deadline_s, self._step_ends_at)
+        limit = asyncio.timeout_at(live.ends_at)
+        try:
+            async with limit:
+                if live.ends_at <= loop.time():
+                    await asyncio.sleep(0)  # the time-out is raised here, before anything is sampled
+                await self._begin(live)
+                while live.stop is None:
+                    turn = RolloutTurn(
+                        live, context, await self._environment(live), states=self.states, on_first=self._on_first
+                    )
+                    self._name_state(live, turn.environment)
+                    result = StepResult()
+                    async with turn:
+                        result = await context.step(turn.state, turn)
+                    turn.end(result)
+                    if live.stop is None:
+                        live.begin_turn()
+                        self._report(live, Phase.BEGIN, live.turn - 1)
+                await self._finish(live)
+        except ConfigError as error:
+            raise named(error, f"rollout step {origin(context.step)}", "rollout_step") from error
+        except PluginError:
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled() and not live.is_pruned:
+                raise
+            live.fault = None if live.is_pruned else self._fault(error, live, limit)
+        if not live.is_pruned:
+            live.add_stat("seconds", time.perf_counter() - started)
+        await self._end(live)
+
+    def _fault(self, error: BaseException, live: LiveRollout, limit: asyncio.Timeout) -> Fault:
+        """What masks the rollout. An error that says so carries it; any other is of the rollout step."""
+        config, step = self.context.config, self.context.step
+        if isinstance(error, TimeoutError) and limit.expired():
+            of_step = live.ends_at == self._step_ends_at
+            key = "rollout.step_deadline_s" if of_step else "rollout.deadline_s"
+            value = config.step_deadline_s if of_step else config.deadline_s
+            fault = Fault(where="deadline", message=f"not finished within {key}={value:g} (turn {live.turn})")
+        elif isinstance(error, RolloutFailed):
+            fault = error.fault
+        else:
+            raised = f"raised {type(error).__name__}: {error}{raised_at(error)}"
+            fault = Fault(where="step", message=f"{self.context.step_name} {raised}")
+            if is_defect(error):
+                fault = Fault(where=f"{DEFECT}step", message=f"rollout step {origin(step)} {raised}")
+        repeats.warn(
+            logger,
+            f"rollouts masked by {fault.where}",
+            "rollout %s is masked: %s: %s",
+            live.key,
+            fault.where,
+            fault.message,
+            trace=logger.isEnabledFor(logging.DEBUG),
+        )
+        return fault
+
+    async def _begin(self, live: LiveRollout) -> None:
+        """Open what a fork copies. A root of an environment gets its first observation, which its forks share."""
+        if self.states is not None:
+            await self.states.start(live)
+        if live.parent is not None or live.prefix is not None or not hasattr(self._hooks, "begin"):
+            return
+        first = await self._hooks.begin(await self._environment(live))
+        if (problem := begin_problem(first)) is not None:
+            raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'begin')}")
+        if not insert(live, first, self.context):
+            raise InfraError(f"the first observation of {self.context.step_name} leaves no room for a response")
+        live.starts[0] = len(live.segments)
+
+    async def _environment(self, live: LiveRollout) -> Any:
+        """The state of the rollout step; None if it holds none."""
+        if self._hooks is None or self.states is None:
+            return None
+        return await self.states.use(live, ENVIRONMENT)
+
+    def _name_state(self, live: LiveRollout, environment: Any) -> None:
+        if not hasattr(self._hooks, "state_key"):
+            return
+        key = self._hooks.state_key(environment)
+        if (problem := state_key_problem(key)) is not None:
+            raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'state_key')}")
+        live.state_keys.append(key)
+
+    async def _finish(self, live: LiveRollout) -> None:
+        """What an environment gives for the end belongs to the last turn."""
+        end_if_pruned(live)
+        if not hasattr(self._hooks, "finish"):
+            return
+        result = await self._hooks.finish(await self._environment(live), live.stop)
+        if result is None:
+            return
+        result = checked_result(result, self.context)
+        if result.insert or result.stop is not None:
+            raise PluginError(
+                f"finish of {self.context.step_name} returned insert or stop; the rollout has ended already"
+            )
+        add_metrics(live, result.metrics)
+        live.record_end(result.info, result.reward)
+        if result.answer is not None:
+            live.answer = result.answer
+
+    async def _end(self, live: LiveRollout) -> None:
+        """The rollout is over: it is scored beside the others, if the policy needs that."""
         live.finished = True
         self.context.counts.done += 1
         if self.states is not None:
@@ -139,58 +270,44 @@ class GroupScheduler:
         if live.is_pruned:
             live.cut(live.turn)  # a call that ended in the same moment may have left its record
             return
-        self._report(live, self._turn_ended(live, live.turn, Phase.END))
+        self._report(live, Phase.END, live.turn)
         if self._score is not None:
             with self.context.watchdog.wait(f"score of rollout {live.key}"):
                 score = await self._score(live.freeze(self.job.task))
             if live.is_pruned:
                 return  # meanwhile, and the reward caught its cancellation
             live.score = score
-            self._report(live, RolloutEvent(live.path, Phase.SCORED, live.turn, reward=score.reward))
-
-    async def _close_states(self, states: States) -> None:
-        """Rollouts are still running if the group failed: they end first, since they use their states."""
-        running = [task for task in self._started.values() if not task.done()]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
-        await states.close()
-
-    def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
-        matters = self._matters_before_end
-        self._report(live, RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies) if matters else None)
-
-    def _on_turn(self, live: LiveRollout) -> None:
-        self._report(live, self._turn_ended(live, live.turn - 1, Phase.BEGIN) if self._matters_before_end else None)
-
-    def _turn_ended(self, live: LiveRollout, turn: int, phase: Phase) -> RolloutEvent:
-        return turn_ended(live, turn, phase, summary=self._asks, entropies=Need.ENTROPY in self._needs)
+            self._report(live, Phase.SCORED, live.turn)
 
     @property
     def _asks(self) -> bool:
         """Whether the policy is still asked."""
         return self.history.budget_left > 0 or Need.LATE_EVENTS in self._needs
 
-    @property
-    def _matters_before_end(self) -> bool:
-        """Whether anything depends on what happens before a rollout's end: decisions, or the states of its tools."""
-        return self._asks or self.states is not None
+    def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
+        self._report(live, Phase.FIRST, turn, entropies)
 
-    def _report(self, live: LiveRollout, event: RolloutEvent | None) -> None:
+    def _report(self, live: LiveRollout, phase: Phase, turn: int, entropies: tuple[float, ...] = ()) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead.
 
-        `event` None: what happened is of no matter for the group, only that the rollout has sampled.
+        `turn`: the one that this happened in. What happens before a rollout's end matters for decisions and states.
         """
         if self._closed or live.is_pruned:
             return
         try:
             self._note_sampled(live)
-            if event is not None:
-                self._order.push(event)
+            if phase >= Phase.END or self._asks or self.states is not None:
+                self._order.push(self._event(live, phase, turn, entropies))
                 self._decide_pending()
         except Exception as error:
             self._tasks.create_task(_fail(error))
+
+    def _event(self, live: LiveRollout, phase: Phase, turn: int, entropies: tuple[float, ...]) -> RolloutEvent:
+        if phase is Phase.FIRST:
+            return RolloutEvent(live.path, phase, turn, entropies=entropies)
+        if phase is Phase.SCORED:
+            return RolloutEvent(live.path, phase, turn, reward=live.score.reward if live.score else None)
+        return turn_ended(live, turn, phase, summary=self._asks, entropies=Need.ENTROPY in self._needs)
 
     def _decide_pending(self) -> None:
         """Decide all events that can be decided now; if no rollout runs then, use the rest of the budget or end."""
@@ -205,17 +322,17 @@ class GroupScheduler:
             self._fill()
 
     def _apply(self, event: RolloutEvent) -> None:
-        live = self._live[event.path]
+        member = self._members[event.path]
         if self._asks:
             self.history.apply(event)
-            if (told := branch_event(event, live)) is not None:
-                self._ask(told, live.key, event.turn)
+            if (told := branch_event(event, member.live)) is not None:
+                self._ask(told, member.live.key, event.turn)
         else:
             self.history.count(event)
         if event.phase is Phase.BEGIN and self.states is not None:
             self.states.decided(event.path, event.turn)
         if event.phase is Phase.END:
-            self._prefixes.ended(event.path)
+            self._end_prefix(member)
 
     def _fill(self) -> None:
         """Nothing runs and budget is left: the policy is asked how to use it, else it goes to fresh roots.
@@ -227,7 +344,7 @@ class GroupScheduler:
         if not self.history.n_live:  # or nothing, where it left the rest
             self._start_roots(self.history.budget_left)
         for root in range(before, self._n_roots):
-            self._live[(self.context.plan.root(root),)].add_stat("filled", 1)
+            self._members[(self.context.plan.root(root),)].live.add_stat("filled", 1)
 
     def _ask(self, event: BranchEvent, key: RolloutKey, turn: int) -> None:
         rng = branch_rng(self.context.seed, key, type(event).__name__, turn)
@@ -268,11 +385,13 @@ class GroupScheduler:
         return (self.context.plan.root(self._n_roots - 1),)
 
     def _start_forks(self, fork: Fork) -> None:
-        parent = self._live[path_of(fork.rollout)]
+        parent = self._members[path_of(fork.rollout)].live
         while parent.parent is not None and (fork.turn, fork.token) < (parent.fork_turn or 0, parent.fork_token):
             parent = parent.parent  # what is before its own beginning is an ancestor's
         if fork.token:
-            split(self._live.values(), parent, fork.turn, fork.token, self.context.encoder)
+            split(
+                (member.live for member in self._members.values()), parent, fork.turn, fork.token, self.context.encoder
+            )
         for _ in range(fork.n):
             live = parent.fork(fork.turn, fork.token)
             self.context.counts.forks += 1
@@ -280,27 +399,47 @@ class GroupScheduler:
             self._start(live)
 
     def _start(self, live: LiveRollout) -> None:
-        self._live[live.path] = live
-        self._prefixes.hold(live.path, None if live.parent is None else live.parent.path)
+        member = self._members[live.path] = _Member(live)
+        if live.parent is not None:
+            self._members[live.parent.path].n_waiting_forks += 1
         self._order.start(live.path, live.turn)
         if self.states is not None:
             (self.states.root if live.parent is None else self.states.fork)(live)
-        self._started[live.path] = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key.text}")
+        member.task = self._tasks.create_task(self._play(live), name=f"rollout {live.key.text}")
 
     def _stop(self, path: BranchPath) -> None:
         """End a rollout now. What it did after the turn that the policy knows of never happened."""
-        live = self._live[path]
+        member = self._members[path]
         self._order.drop(path)
-        live.cut(self.history.prune(path))
-        self._note_sampled(live)
-        self._prefixes.ended(path)
-        self._started[path].cancel()  # one that has ended stays as it is
+        member.live.cut(self.history.prune(path))
+        self._note_sampled(member.live)
+        self._end_prefix(member)
+        assert member.task is not None
+        member.task.cancel()  # one that has ended stays as it is
 
     def _note_sampled(self, live: LiveRollout) -> None:
         """A fork that has sampled, or ended, no longer needs its parent's prefix."""
         if live.parent is not None and not live.sampled:
-            self._prefixes.fork_sampled(live.parent.path)
+            parent = self._members[live.parent.path]
+            parent.n_waiting_forks -= 1
+            self._release_unneeded(parent)
         live.sampled = True
+
+    def _end_prefix(self, member: _Member) -> None:
+        member.has_ended = True
+        self._release_unneeded(member)
+
+    def _release_unneeded(self, member: _Member) -> None:
+        """In a deterministic run a late fork must find the same, whatever ran: prefixes stay until the group ends."""
+        if member.has_ended and not member.n_waiting_forks and not member.is_released and not self.deterministic:
+            member.is_released = True
+            self._release([member.live.key.text])
+
+    def _release_all(self) -> None:
+        held = [path for path, member in self._members.items() if not member.is_released]
+        for path in held:
+            self._members[path].is_released = True
+        self._release([self._members[path].live.key.text for path in sorted(held)])
 
 
 async def _fail(error: Exception) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ramet.config.schema import RolloutConfig
 from ramet.engines.protocol import Engine, Request, Sampling
 from ramet.rollout.completion import Versions
 from ramet.rollout.keys import request_seed
@@ -17,7 +18,7 @@ from ramet.rollout.stateful import StatefulComponent
 from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import Task, ToolSchema
+from ramet.types import RolloutStep, Task, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -35,19 +36,21 @@ class GroupContext:
     watchdog: Watchdog
     plan: ResolvedPlan
     seed: int
-    first_tokens: int
-    max_tool_calls: int
-    max_turns: int
-    max_response_tokens: int
+    step: RolloutStep
+    config: RolloutConfig
     stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
     versions: Versions | None = None  # of the weights that may sample; None: any
     counts: RunCounts = field(default_factory=RunCounts)
     observer: RolloutObserver | None = None
     samplings: dict[tuple[int, tuple[str, ...]], Sampling] = field(default_factory=dict, init=False)
 
+    @property
+    def step_name(self) -> str:
+        return f"{type(self.step).__module__}.{type(self.step).__qualname__}"
+
     def room(self, live: LiveRollout) -> int:
         """Tokens that may still follow: by the response's limit and by the engine's."""
-        of_response = self.max_response_tokens - live.n_response_tokens
+        of_response = self.config.max_response_tokens - live.n_response_tokens
         return min(of_response, self.engine.info.max_tokens - len(live.token_ids))
 
     def request(self, live: LiveRollout, stop: tuple[str, ...]) -> Request:
@@ -60,7 +63,7 @@ class GroupContext:
             seed=request_seed(self.seed, live.key, live.turn),
             cache_key=live.key.text,
             fork_of=live.parent.key.text if forks_now and live.parent is not None else "",
-            first_tokens=self.first_tokens,
+            first_tokens=self.config.first_tokens,
         )
 
     def _sampling(self, max_tokens: int, stop: tuple[str, ...]) -> Sampling:

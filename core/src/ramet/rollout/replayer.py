@@ -14,16 +14,16 @@ from ramet.rollout.faults import RolloutFailed, StateFailed
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn_context import TurnContext, state_of
-from ramet.types import Generation, Insert, RolloutStep, SegmentKind, ToolCall
+from ramet.rollout.turn import RolloutTurn
+from ramet.types import Generation, Insert, SegmentKind, StepResult, StopReason, ToolCall
 
 
 class Replayer:
     """Brings a freshly opened state of a fork to its fork point."""
 
-    def __init__(self, context: GroupContext, step: RolloutStep) -> None:
+    def __init__(self, context: GroupContext) -> None:
         self._context = context
-        self._step = step
+        self._step: Any = context.step
 
     async def __call__(self, live: LiveRollout, component: StatefulComponent, state: Any, environment: Any) -> None:
         """Raises `StateFailed` if a result differs from the record's."""
@@ -58,18 +58,18 @@ class Replayer:
             _compare(ENVIRONMENT, f"begin{who}", _text(await self._step.begin(state)), live.inserted(-1))
         for turn in range(live.first_turn):
             past = live.until(turn)
-            turn_context = _RecordedTurn(past, live, self._context, state)
-            result = await self._step(state_of(past, self._context.task, state), turn_context)
-            await turn_context.end()
+            result = StepResult(stop=StopReason.CALL_LIMIT)
+            async with _RecordedTurn(past, live, self._context, state) as recorded:
+                result = await self._step(recorded.state, recorded)
             stopped = f" and stopped with {result.stop}" if result.stop is not None else ""
             _compare(ENVIRONMENT, f"turn {turn}{who}", _text(result.insert) + stopped, live.inserted(turn))
 
 
-class _RecordedTurn(TurnContext):
+class _RecordedTurn(RolloutTurn):
     """A past turn of a rollout: `generate` gives what the policy wrote then."""
 
     def __init__(self, past: LiveRollout, live: LiveRollout, context: GroupContext, environment: Any) -> None:
-        super().__init__(past, context, lambda *_: None, "replayed", environment=environment)
+        super().__init__(past, context, environment)
         self._recorded = live
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:

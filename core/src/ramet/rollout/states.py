@@ -44,6 +44,7 @@ class _HeldState:
     source: tuple[_HeldState, int] | None = None  # of a fork that has not copied it yet: whose state, and of which turn
     claims: int = 0  # forks that still have to copy from here
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the call that uses it
 
     def as_of(self, turn: int) -> Any:
         """The state as it was at the beginning of `turn`: before the first later use, or the current one."""
@@ -83,9 +84,9 @@ class States:
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
-    def owner(self, name: str) -> str:
-        """The name of the component whose state a tool uses."""
-        return self._of[name]
+    def in_order(self, live: LiveRollout, name: str) -> asyncio.Lock:
+        """What the calls of tools that use one state wait for, in the order in which they were made."""
+        return self._held[live.path][self._of[name]].calls
 
     def root(self, live: LiveRollout) -> None:
         """A rollout that begins with the prompt: it opens its states when it needs them."""

@@ -197,10 +197,8 @@ class RolloutWorker:
 
         scheduler = GroupScheduler(
             job=job,
-            rollout_step=self.step,
             policy=self.branch_policy if plan.branch else NoBranching(),
             context=context,
-            config=self.config,
             step_ends_at=asyncio.get_running_loop().time() + deadline.left(),
             deterministic=self.deterministic,
             tasks=tasks,
@@ -230,10 +228,8 @@ class RolloutWorker:
             watchdog=self._watchdog,
             plan=plan,
             seed=self.seed,
-            first_tokens=self.config.first_tokens,
-            max_tool_calls=plan.max_tool_calls,
-            max_turns=self.config.max_turns,
-            max_response_tokens=self.config.max_response_tokens,
+            step=self.step,
+            config=self.config,
             stateful=tuple(
                 one
                 for one in self._stateful

@@ -12,6 +12,7 @@ from typing import Any
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import begin_problem, state_key_problem, step_problem, stop_problem
 from ramet.rollout.stateful import is_stateful
+from ramet.rollout.turn import CallLimit
 from ramet.testing.checked import crash
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import expect, expect_none
@@ -62,6 +63,7 @@ class Play(ScriptedContext):
         self.written: list[str] = []  # in each turn that generated
         self.response = ""
         self.stop: StopReason | None = None
+        self.is_over_limit = False
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         expect(self.generated is None, "generate is called twice in a turn: at most once")
@@ -74,11 +76,9 @@ class Play(ScriptedContext):
         return generation
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
-        expect(
-            len(self.calls) < MAX_TOOL_CALLS,
-            f"makes more than ctx.max_tool_calls ({MAX_TOOL_CALLS}) calls: compare with state.n_tool_calls first and "
-            "stop with StopReason.CALL_LIMIT",
-        )
+        if len(self.calls) >= MAX_TOOL_CALLS:
+            self.is_over_limit = True
+            raise CallLimit(f"the limit of {MAX_TOOL_CALLS} tool calls is reached")
         await asyncio.sleep(0)
         return await super().call_tool(call)
 
@@ -182,6 +182,8 @@ async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResul
         result = await step(state, play)
     except (AssertionError, InfraError):
         raise
+    except CallLimit:
+        result = StepResult(stop=StopReason.CALL_LIMIT)
     except ToolError as error:
         raise AssertionError(f"a ToolError escapes the step ({error}): catch it and insert its text") from error
     except Exception as error:
@@ -191,6 +193,8 @@ async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResul
         f"changed its state from {before} to {state}: it belongs to the core",
     )
     expect_none(step_problem(result))
+    if play.is_over_limit and result.stop is None:
+        result = replace(result, insert=(), stop=StopReason.CALL_LIMIT)
     expect(
         play.generated is not None or result.stop is not None,
         "a turn neither calls ctx.generate nor stops: the rollout would go round for ever",

@@ -74,7 +74,9 @@ class StepContext(Protocol):
         ...
 
     @property
-    def max_tool_calls(self) -> int: ...
+    def max_tool_calls(self) -> int:
+        """Calls that a rollout may make. One more ends it with `StopReason.CALL_LIMIT`, whatever the step returns."""
+        ...
 
     @property
     def turns_left(self) -> int:

@@ -94,12 +94,14 @@ class Tags:
     async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
         stops = self._stops(ctx.tools, state.task.prompt)
         generation = await ctx.generate(stop=stops.strings)
-        if generation.stop in stops.tools:
-            name = stops.tools[generation.stop]
-            tool = next(tool for tool in ctx.tools if tool.name == name)
-            return await self._use(tool, generation.text, state, ctx)
-        if generation.stop in stops.missing:
-            return await self._use_missing(stops.missing[generation.stop], generation.text, state, ctx)
+        if generation.stop in stops.tools or generation.stop in stops.missing:
+            if state.n_tool_calls >= ctx.max_tool_calls:
+                return StepResult(stop=StopReason.CALL_LIMIT)  # whether or not the call is one that can be made
+            try:
+                result = await ctx.call_tool(_call(generation, stops, ctx.tools, state.turn))
+            except ToolError as error:
+                return self._inserted(str(error))
+            return self._inserted(result.text)
         if generation.stop == stops.result:
             return self._inserted(
                 "A result is written for you once a tool has run: never write one yourself. "
@@ -133,30 +135,6 @@ class Tags:
         if answer is None:
             return self._inserted("The closing tag of the answer stands here without its opening tag in this turn.")
         return StepResult(stop=StopReason.ANSWER, answer=answer.strip())
-
-    async def _use(self, tool: ToolSchema, text: str, state: RolloutState, ctx: StepContext) -> StepResult:
-        if state.n_tool_calls >= ctx.max_tool_calls:
-            return StepResult(stop=StopReason.CALL_LIMIT)
-        try:
-            content = _last_block(text, tool.name)
-            if content is None:
-                raise ToolError(f"The closing tag </{tool.name}> stands here without <{tool.name}> in this turn.")
-            call = ToolCall(name=tool.name, arguments=call_arguments(tool, content), turn=state.turn)
-            result = await ctx.call_tool(call)
-        except ToolError as error:
-            return self._inserted(str(error))
-        return self._inserted(result.text)
-
-    async def _use_missing(self, name: str, text: str, state: RolloutState, ctx: StepContext) -> StepResult:
-        """The core answers the call of a tool that there is not, and counts it."""
-        if state.n_tool_calls >= ctx.max_tool_calls:
-            return StepResult(stop=StopReason.CALL_LIMIT)
-        content = (_last_block(text, name) or "").strip()
-        try:
-            result = await ctx.call_tool(ToolCall(name=name, arguments={"text": content}, turn=state.turn))
-        except ToolError as error:
-            return self._inserted(str(error))
-        return self._inserted(result.text)
 
     def _inserted(self, text: str) -> StepResult:
         return StepResult(insert=tuple(self.result(text)))
@@ -228,6 +206,23 @@ class Tags:
                 "digits and _ . -, a letter or _ first. Take rollout_step=hermes, or leave them out: a server of MCP "
                 "by params.tools"
             )
+
+
+def _call(generation: Generation, stops: _Stops, tools: Sequence[ToolSchema], turn: int) -> ToolCall:
+    """The call that ended a turn. One of a tool that there is not is for the core to answer, and to count.
+
+    Raises `ToolError` for what is not a call of its tool.
+    """
+    assert generation.stop is not None
+    if (missing := stops.missing.get(generation.stop)) is not None:
+        text = (_last_block(generation.text, missing) or "").strip()
+        return ToolCall(name=missing, arguments={"text": text}, turn=turn)
+    name = stops.tools[generation.stop]
+    content = _last_block(generation.text, name)
+    if content is None:
+        raise ToolError(f"The closing tag </{name}> stands here without <{name}> in this turn.")
+    tool = next(tool for tool in tools if tool.name == name)
+    return ToolCall(name=name, arguments=call_arguments(tool, content), turn=turn)
 
 
 def _describe(tool: ToolSchema) -> str:
