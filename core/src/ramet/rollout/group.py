@@ -227,7 +227,7 @@ class GroupScheduler:
             raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'begin')}")
         if not insert(live, first, self.context):
             raise InfraError(f"the first observation of {self.context.step_name} leaves no room for a response")
-        live.starts[0] = len(live.segments)
+        live.turns[0].start = len(live.segments)
 
     async def _environment(self, live: LiveRollout) -> Any:
         """The state of the rollout step; None if it holds none."""
@@ -241,7 +241,7 @@ class GroupScheduler:
         key = self._hooks.state_key(environment)
         if (problem := state_key_problem(key)) is not None:
             raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'state_key')}")
-        live.state_keys.append(key)
+        live.turns[-1].state_key = key
 
     async def _finish(self, live: LiveRollout) -> None:
         """What an environment gives for the end belongs to the last turn."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.rollout.tree import LiveRollout
+from ramet.rollout.tree import LiveRollout, TurnRecord
 from ramet.types import (
     CallView,
     Origin,
@@ -58,8 +58,7 @@ class StoredPrefix:
 
     def begin(self, key: RolloutKey, prompt: Segment) -> LiveRollout:
         """A new root that goes on from here. All roots of a group hold the same prompt segment."""
-        turns, rollout = self.source.turns, self.rollout
-        segments = [prompt, *self.segments[1:]]
+        rollout, segments = self.rollout, [prompt, *self.segments[1:]]
         live = LiveRollout(
             key=key,
             path=(int(key.path),),
@@ -67,14 +66,15 @@ class StoredPrefix:
             token_ids=array("i"),
             n_prompt_tokens=len(prompt),
             prefix=self.source,
-            turn=turns,
-            starts=list(self.starts),
-            tool_calls=[call for call in rollout.tool_calls if call.turn < turns],
-            infos=list(rollout.infos[:turns]),
-            turn_rewards=list(rollout.turn_rewards[:turns]),
-            state_keys=list(rollout.state_keys[:turns]),
+            turns=[TurnRecord(start) for start in self.starts],
             response="".join(s.text for s in segments[1:]),
         )
+        for turn, record in enumerate(live.turns[:-1]):
+            record.calls = tuple(call for call in rollout.tool_calls if call.turn == turn)
+        for record, info, reward in zip(live.turns[:-1], rollout.infos, rollout.turn_rewards, strict=False):
+            record.info, record.reward = info, reward
+        for record, name in zip(live.turns[:-1], rollout.state_keys, strict=False):
+            record.state_key = name
         for segment in segments:
             live.token_ids.extend(segment.token_ids)
         return live

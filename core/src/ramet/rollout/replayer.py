@@ -77,7 +77,7 @@ class _RecordedTurn(RolloutTurn):
         for segment in self._recorded.segments:
             if segment.kind is SegmentKind.TURN and segment.turn == turn:
                 self.live.append(segment)
-        return self._recorded.generations.get(turn) or self._generation(stop)
+        return self._recorded.turns[turn].generation or self._generation(stop)
 
     def _generation(self, stop: Sequence[str]) -> Generation:
         """Of a stored prefix, whose record has tokens and text. A turn that the token limit ended was the last."""

@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
+class TurnRecord:
+    """What is kept of one turn. Forks copy those of their shared turns: `split` moves the starts of each path."""
+
+    start: int  # segments in front of it
+    thread: int = 0  # the one of the rollout's threads that it belongs to
+    calls: tuple[ToolRecord, ...] = ()
+    generation: Generation | None = None  # a replayed environment gets it again
+    info: Mapping[str, Any] | None = None  # None: it has not ended
+    reward: float | None = None
+    state_key: str | None = None  # of the environment's state as the turn began
+
+
+@dataclass(slots=True, eq=False)
 class LiveRollout:
     """One path that is still growing. Owned by the group's scheduler; only its own runner appends to it."""
 
@@ -41,18 +54,12 @@ class LiveRollout:
     segments: list[Segment]
     token_ids: array[int]  # all segments' ids joined: what the engine is asked to continue
     n_prompt_tokens: int
+    turns: list[TurnRecord]  # those that began
     parent: LiveRollout | None = None
     fork_turn: int | None = None
     fork_token: int = 0
     n_shared: int = 0
     prefix: PrefixSource | None = None  # of a root that began with a stored prefix
-    turn: int = 0
-    starts: list[int] = field(default_factory=list)  # starts[t]: segments in front of turn t
-    tool_calls: list[ToolRecord] = field(default_factory=list)
-    generations: dict[int, Generation] = field(default_factory=dict)  # by turn: a replayed environment gets them again
-    infos: list[Mapping[str, Any]] = field(default_factory=list)  # of the turns that ended
-    turn_rewards: list[float | None] = field(default_factory=list)
-    state_keys: list[str | None] = field(default_factory=list)  # of the turns that began
     response: str = ""
     stop: StopReason | None = None
     answer: str | None = None
@@ -63,6 +70,15 @@ class LiveRollout:
     n_forks: int = 0
     score: RolloutScore | None = None  # for policies with `Need.REWARDS`
     stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> int:
+        """The one that began last."""
+        return len(self.turns) - 1
+
+    @property
+    def tool_calls(self) -> list[ToolRecord]:
+        return [call for turn in self.turns for call in turn.calls]
 
     @property
     def is_pruned(self) -> bool:
@@ -91,8 +107,7 @@ class LiveRollout:
 
     def begin_turn(self) -> None:
         """The next turn starts after all segments that are here now: there it may be forked."""
-        self.turn += 1
-        self.starts.append(len(self.segments))
+        self.turns.append(TurnRecord(len(self.segments)))
 
     def fork(self, turn: int, token: int = 0) -> LiveRollout:
         """A new rollout that begins in `turn`, after `token` of its tokens, where a segment ends (`split`).
@@ -102,7 +117,7 @@ class LiveRollout:
         path = (*self.path, self.n_forks)
         self.n_forks += 1
         fork = self.until(turn)
-        while token > sum(len(s) for s in fork.segments[fork.starts[turn] :]):
+        while token > sum(len(s) for s in fork.segments[fork.turns[turn].start :]):
             fork.append(self.segments[len(fork.segments)])
         fork.key = replace(self.key, path=path_text(path))
         fork.path, fork.parent, fork.n_shared = path, self, len(fork.segments)
@@ -112,12 +127,12 @@ class LiveRollout:
     @property
     def sampled_in_turn(self) -> list[Segment]:
         """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
-        found = self.segments[self.starts[self.turn] :]
+        found = self.segments[self.turns[-1].start :]
         return [s for s in found if s.kind is SegmentKind.TURN] if found else found  # nearly always none
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""
-        return self._with_segments(self.starts[turn], turn)
+        return self._with_segments(self.turns[turn].start, turn)
 
     def _with_segments(self, n: int, turn: int) -> LiveRollout:
         """With the first n segments, of which the last are of `turn` or before it."""
@@ -128,14 +143,8 @@ class LiveRollout:
             segments=shared,
             token_ids=self.token_ids[: sum(len(s) for s in shared)],
             n_prompt_tokens=self.n_prompt_tokens,
-            turn=turn,
-            starts=self.starts[: turn + 1],
+            turns=[*map(replace, self.turns[:turn]), TurnRecord(self.turns[turn].start)],
             ends_at=self.ends_at,
-            tool_calls=[c for c in self.tool_calls if c.turn < turn],
-            generations={t: generation for t, generation in self.generations.items() if t < turn},
-            infos=self.infos[:turn],
-            turn_rewards=self.turn_rewards[:turn],
-            state_keys=self.state_keys[:turn],
             response="".join(s.text for s in shared if s.kind is not SegmentKind.PROMPT),
         )
 
@@ -146,36 +155,26 @@ class LiveRollout:
         before = self.until(turn)
         if turn == (self.fork_turn or 0):
             before = self._with_segments(max(1, self.n_shared), turn)
-        for name in (
-            "segments",
-            "token_ids",
-            "turn",
-            "starts",
-            "tool_calls",
-            "infos",
-            "turn_rewards",
-            "state_keys",
-            "response",
-        ):
-            setattr(self, name, getattr(before, name))
+        self.segments, self.token_ids, self.response = before.segments, before.token_ids, before.response
+        self.turns = before.turns
         self.stop, self.fault, self.answer, self.score = StopReason.PRUNED, None, None, None
 
     def inserted(self, turn: int) -> str:
         """What was inserted after an ended turn; -1: the first observation, after the prompt."""
-        start = self.starts[turn] if turn >= 0 else 1
-        between = self.segments[start : self.starts[turn + 1]]
+        start = self.turns[turn].start if turn >= 0 else 1
+        between = self.segments[start : self.turns[turn + 1].start]
         return "".join(s.text for s in between if s.kind is not SegmentKind.TURN)
 
     def record_turn(self, info: Mapping[str, Any], reward: float | None) -> None:
         """Keep the info and the reward that the rollout step gave for the turn that ended."""
-        self.infos.append(_as_json(info))
-        self.turn_rewards.append(reward)
+        self.turns[-1].info, self.turns[-1].reward = _as_json(info), reward
 
     def record_end(self, info: Mapping[str, Any], reward: float | None) -> None:
         """Merge the info and the reward that it gave for the rollout's end into those of the last turn."""
-        self.infos[-1] = {**self.infos[-1], **_as_json(info)}
+        last = self.turns[-1]
+        last.info = {**(last.info or {}), **_as_json(info)}
         if reward is not None:
-            self.turn_rewards[-1] = (self.turn_rewards[-1] or 0.0) + reward
+            last.reward = (last.reward or 0.0) + reward
 
     @property
     def stop_reason(self) -> StopReason:
@@ -186,6 +185,11 @@ class LiveRollout:
 
     def add_stat(self, name: str, value: float) -> None:
         self.stats[name] = self.stats.get(name, 0.0) + value
+
+    @property
+    def _n_named(self) -> int:
+        """Turns up to the last whose state has a name: a step without names gives none."""
+        return max((n for n, turn in enumerate(self.turns, start=1) if turn.state_key is not None), default=0)
 
     def freeze(self, task: Task) -> Rollout:
         """The finished rollout."""
@@ -201,9 +205,9 @@ class LiveRollout:
             n_shared=self.n_shared,
             prefix=self.prefix,
             tool_calls=tuple(self.tool_calls),
-            infos=tuple(self.infos),
-            turn_rewards=tuple(self.turn_rewards),
-            state_keys=tuple(self.state_keys),
+            infos=tuple(turn.info for turn in self.turns if turn.info is not None),
+            turn_rewards=tuple(turn.reward for turn in self.turns if turn.info is not None),
+            state_keys=tuple(turn.state_key for turn in self.turns[: self._n_named]),
             fault=self.fault,
             left_out="branch_policy" if self.stop is StopReason.PRUNED else None,
             stats=dict(self.stats),
@@ -220,7 +224,7 @@ def split(rollouts: Iterable[LiveRollout], owner: LiveRollout, turn: int, token:
 
     A shared segment has the same index in each of them.
     """
-    index, before = owner.starts[turn], 0
+    index, before = owner.turns[turn].start, 0
     while before + len(owner.segments[index]) <= token:
         before += len(owner.segments[index])
         index += 1
@@ -231,7 +235,8 @@ def split(rollouts: Iterable[LiveRollout], owner: LiveRollout, turn: int, token:
     for one in rollouts:
         if index < len(one.segments) and one.segments[index] is segment:
             one.segments[index : index + 1] = halves
-            one.starts = [start + (start > index) for start in one.starts]
+            for record in one.turns:
+                record.start += record.start > index
             one.n_shared += one.n_shared > index
 
 
@@ -270,7 +275,7 @@ def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
         segments=[prompt],
         token_ids=array("i", prompt.token_ids),
         n_prompt_tokens=len(prompt),
-        starts=[1],
+        turns=[TurnRecord(1)],
     )
 
 

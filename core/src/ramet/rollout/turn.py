@@ -75,7 +75,8 @@ class RolloutTurn:
         self._failure: RolloutFailed | None = None
         self._is_over_limit = False
         self._is_over = False
-        self._earlier_calls = tuple(live.tool_calls)
+        self._record = live.turns[-1]
+        self._n_earlier_calls = len(live.tool_calls)
         self._begun: list[str] = []  # the tools of this turn's calls, in the order in which they were made
         self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
         self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
@@ -152,13 +153,14 @@ class RolloutTurn:
     def calls_left(self, tool: str) -> int:
         if all(schema.name != tool for schema in self.context.schemas):
             return 0
-        left = self.max_tool_calls - len(self._earlier_calls) - len(self._begun)
+        left = self.max_tool_calls - self._n_earlier_calls - len(self._begun)
         limit = self.context.plan.tool_calls.get(tool)
         return left if limit is None else min(left, max(0, limit - self._n_begun(tool)))
 
     def _n_begun(self, tool: str) -> int:
         """Calls of this tool, those of this turn included."""
-        return sum([call.name == tool for call in self._earlier_calls]) + self._begun.count(tool)
+        earlier = [call.name for turn in self.live.turns[:-1] for call in turn.calls]
+        return earlier.count(tool) + self._begun.count(tool)
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
         try:
@@ -188,7 +190,7 @@ class RolloutTurn:
         context.counts.tokens += len(completion.token_ids)
         self._report(completion.entropies)
         end_if_pruned(live)
-        generation = live.generations[live.turn] = append_completion(live, completion, context.encoder)
+        generation = self._record.generation = append_completion(live, completion, context.encoder)
         if context.observer is not None:
             context.observer.sampled(live.key.path, live.turn, generation, len(completion.token_ids), seconds)
         return generation
@@ -268,7 +270,7 @@ class RolloutTurn:
         if self._is_over:
             raise PluginError(f"rollout step {self.context.step_name} made a tool call after its turn had ended")
         number = len(self._begun)
-        if len(self._earlier_calls) + number >= self.max_tool_calls:
+        if self._n_earlier_calls + number >= self.max_tool_calls:
             self._is_over_limit = True
             raise CallLimit(f"the limit of {self.max_tool_calls} tool calls is reached")
         self._begun.append(tool)
@@ -289,7 +291,7 @@ class RolloutTurn:
     def _keep(self, number: int, record: ToolRecord) -> None:
         live, observer = self.live, self.context.observer
         self._records[number] = record
-        live.tool_calls = [*self._earlier_calls, *(self._records[number] for number in sorted(self._records))]
+        self._record.calls = tuple([self._records[number] for number in sorted(self._records)])
         live.add_stat("tool_s", record.run_s)
         live.add_stat("tool_wait_s", record.wait_s)
         if observer is not None:

@@ -46,15 +46,14 @@ def turn_ended(live: LiveRollout, turn: int, phase: Phase, *, summary: bool, ent
     stop = live.stop_reason if phase is Phase.END else None
     if not summary:
         return RolloutEvent(live.path, phase, live.turn, stop=stop)
-    sampled = [s for s in live.segments[live.starts[turn] :] if s.kind is SegmentKind.TURN and s.turn == turn]
-    calls = (c for c in live.tool_calls if c.turn == turn)
+    sampled = [s for s in live.segments[live.turns[turn].start :] if s.kind is SegmentKind.TURN and s.turn == turn]
     return RolloutEvent(
         live.path,
         phase,
         live.turn,
         entropies=tuple(entropy for s in sampled for entropy in s.entropies or ()) if entropies else (),
         n_tokens=sum(len(s) for s in sampled),
-        calls=tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in calls),
+        calls=tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in live.turns[turn].calls),
         stop=stop,
     )
 

@@ -47,7 +47,7 @@ def padding_copy(last: LockstepRow, index: int, root: int, fault: Fault) -> Lock
     """
     live, path = last.live.until(last.live.turn), (root,)
     live.key, live.path, live.fault = replace(live.key, path=path_text(path)), path, fault
-    live.segments, live.tool_calls = list(last.live.segments), list(last.live.tool_calls)
+    live.segments, live.turns[-1].calls = list(last.live.segments), last.live.turns[-1].calls
     live.add_stat("padding", 1)
     return LockstepRow(index, last.prompt, live, last.n_calls, last.entropy)
 

@@ -105,7 +105,7 @@ class TurnPlayer:
         if isinstance(reply, Fault):
             live.fault = reply
             return None
-        live.generations[live.turn] = append_completion(live, reply, self.rules.encoder)
+        append_completion(live, reply, self.rules.encoder)
         self.counts.tokens += len(reply.token_ids)
         row.entropy = segment_entropy(reply.top_logprobs, self.rules.encoder.vocab_size)
         self.base.setdefault(row.index, row.entropy)
@@ -139,7 +139,7 @@ class TurnPlayer:
             self.counts.in_tools -= len(calls)
         for (row, _), one in zip(calls, running, strict=True):
             record = one.result()
-            row.live.tool_calls.append(record)
+            row.live.turns[-1].calls += (record,)
             row.live.add_stat("tool_s", record.run_s)
             row.live.add_stat("tool_wait_s", record.wait_s)
             row.live.append(self.rules.result(record))
