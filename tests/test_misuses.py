@@ -24,7 +24,7 @@ import ramet.testing.expect as expectations
 import ramet.testing.plugin as kit
 from ramet import ConfigError, Group, PluginError, Task, user_prompt
 from ramet.config.schema import BenchmarkConfig
-from ramet.evaluate.load import load_benchmark
+from ramet.evaluate.evaluation import load_benchmark
 from ramet.plugin_sources import core_source, module_source
 from ramet.plugins import Plugins, load_from
 from ramet.policy.batching.rows import Row

@@ -7,7 +7,7 @@ import pytest
 
 from ramet.config.schema import BenchmarkConfig
 from ramet.errors import ConfigError, PluginError
-from ramet.evaluate.load import load_benchmark
+from ramet.evaluate.evaluation import load_benchmark
 from ramet.types import BenchmarkInfo, Rollout, Task, user_prompt
 
 

@@ -12,7 +12,7 @@ import pytest
 from ramet import ConfigError
 from ramet.config.compose import compose
 from ramet.config.schema import BenchmarkConfig
-from ramet.evaluate.load import load_benchmark
+from ramet.evaluate.evaluation import load_benchmark
 from ramet.plugins import load_plugins
 from ramet.testing.benchmark import check_benchmark
 from ramet_benchmarks.config import FilesConfig, JudgeConfig

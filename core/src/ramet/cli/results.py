@@ -12,7 +12,7 @@ from typing import Any
 from ramet.cli.terminal import Parser, say
 from ramet.config.sections import without_model
 from ramet.errors import ConfigError, InfraError
-from ramet.evaluate.agreement import Verdicts, agreement, judge_files, with_verdicts
+from ramet.evaluate.agreement import Verdicts, agreement, judge_files, read_judge, with_verdicts
 from ramet.evaluate.compare import PairedComparison, compare
 from ramet.evaluate.files import load_results
 from ramet.evaluate.setting_differences import SettingDifference, setting_differences
@@ -110,8 +110,9 @@ def run_judge(arguments: Sequence[str]) -> int:
     resolved = compose(without_model(found.overrides), job="judge", config_dir=found.config_dir)
     judged = run(found.result, resolved)
     file, body = load_results(found.result)
-    results = [{**asdict(one), "judged": one.judged} for each in judged for one in each.results]
-    named = {"rules": Verdicts.of_results(body), **{_judge_of(one): Verdicts.read(one) for one in judge_files(file)}}
+    results = [one.body() for each in judged for one in each.results]
+    said = map(read_judge, judge_files(file))
+    named = {"rules": Verdicts.of_results(body), **{one["judge"]: verdicts for one, verdicts in said}}
     _print([results_cells({**body, "results": results}), _agreement_cells(named)], found.format, None)
     for each in judged:
         say(f"{each.name}: {each.n_judged} of {each.n_rollouts} judged, in {each.file}")
@@ -122,10 +123,6 @@ def run_judge(arguments: Sequence[str]) -> int:
             "kept: remove the cause and start the same command again, which asks for what is missing alone"
         )
     return 0
-
-
-def _judge_of(file: Path) -> str:
-    return str(json.loads(file.read_text(encoding="ascii"))["judge"])
 
 
 def _agreement_cells(named: Mapping[str, Verdicts]) -> TextTable:

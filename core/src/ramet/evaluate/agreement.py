@@ -56,17 +56,6 @@ class Verdicts:
         return {(*key, rollout): score for key, scores in self._scores.items() for rollout, score in scores.items()}
 
     @classmethod
-    def read(cls, file: Path) -> Verdicts:
-        """Of a judge's finished file. Raises `ConfigError`."""
-        verdicts = cls()
-        try:
-            for line in json.loads(file.read_text(encoding="ascii"))["verdicts"]:
-                verdicts.add_line(line)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{file}: not a file of verdicts: {error!r}") from error
-        return verdicts
-
-    @classmethod
     def of_results(cls, body: Mapping[str, Any]) -> Verdicts:
         """The main metric of every benchmark of a results file."""
         verdicts = cls()
@@ -76,6 +65,18 @@ class Verdicts:
                 scores = {r["id"]: s for r in task["rollouts"] if (s := r["scores"].get(main)) is not None}
                 verdicts.add(one["name"], task["task"], scores)
         return verdicts
+
+
+def read_judge(file: Path) -> tuple[dict[str, Any], Verdicts]:
+    """The content of a judge's finished file, and the verdicts in it. Raises `ConfigError`."""
+    verdicts = Verdicts()
+    try:
+        body: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
+        for line in body["verdicts"]:
+            verdicts.add_line(line)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file}: not a file of verdicts: {error!r}") from error
+    return body, verdicts
 
 
 def judge_files(file: Path) -> Iterator[Path]:
@@ -91,7 +92,7 @@ def with_verdicts(file: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     """
     results = [dict(one) for one in body["results"]]
     for path in judge_files(file):
-        verdicts, said = Verdicts.read(path), json.loads(path.read_text(encoding="ascii"))
+        said, verdicts = read_judge(path)
         if said["rollouts"] != (body.get("rollouts") or {}).get("sha256"):
             logger.warning("%s: is of other rollouts than %s, and left out; judge again", path, file.name)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,22 +20,26 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ChatMarkup, Config
+from ramet.config.schema import BenchmarkConfig, ChatMarkup, Config
+from ramet.data.benchmarks import first_tasks
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
-from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.errors import ConfigError, MissingHere, PluginError, RametError, raise_all, set_aside_missing
 from ramet.evaluate.files import read_summary
 from ramet.evaluate.header import SELECTION, Header, plain
-from ramet.evaluate.load import load_benchmark
 from ramet.evaluate.measure import judge_again, measure, started
 from ramet.evaluate.partial import PartialResults, is_finished
 from ramet.evaluate.results import Results, check_complete
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
 from ramet.evaluate.tables import print_tables, results_cells
 from ramet.event_loop import run_async
+from ramet.instance_keys import instance_of
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.output_checks import tasks_problem
+from ramet.plugin_code import boundary, defined_at
+from ramet.plugins import origin
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
@@ -47,6 +52,7 @@ from ramet.tracking.trackers import CONSOLE, check_trackers, open_trackers
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
+SHOWN = 3  # ids of tasks in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +75,10 @@ class PreparedEvaluation:
     tools: ToolNames
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
-    def say_what_is_there(self, partial: PartialResults) -> None:
-        """Of an evaluation that goes on: rollouts that are kept, and what happens to the others."""
-        keys = [(name, task.id) for name, found in self.tasks.items() for task in found]
-        missing, played = (sum(len(of(*key)) for key in keys) for of in (partial.missing, partial.to_play))
-        total = partial.header.k * len(keys)
-        if missing < total:
-            text = "%s: %d of %d rollouts are there, %d are played, %d are judged again"
-            logger.info(text, partial.path, total - missing, total, played, missing - played)
-
-    def is_missing_from(self, partial: PartialResults) -> bool:
-        """Whether any rollout has no score."""
-        return any(partial.missing(name, task.id) for name, found in self.tasks.items() for task in found)
-
-    def is_to_play(self, partial: PartialResults) -> bool:
-        """Whether any of them is to be played, not only judged."""
-        return any(partial.to_play(name, task.id) for name, found in self.tasks.items() for task in found)
+    def count(self, partial: PartialResults) -> tuple[int, int]:
+        """Rollouts that have no score yet, and those of them that are to be played, not only judged."""
+        keys = [(name, task.id) for name, tasks in self.tasks.items() for task in tasks]
+        return sum(len(partial.missing(*key)) for key in keys), sum(len(partial.to_play(*key)) for key in keys)
 
 
 def run(resolved: Resolved) -> EvaluateResult:
@@ -129,9 +123,13 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             run_dir.record(resolved, manifest)
             log.write_to(run_dir.log)
             _announce(config, prepared, out)
-            prepared.say_what_is_there(partial)
+            missing, to_play = prepared.count(partial)
+            total = config.evaluate.k * sum(map(len, prepared.tasks.values()))
+            if missing < total:
+                text = "%s: %d of %d rollouts are there, %d are played, %d are judged again"
+                logger.info(text, partial.path, total - missing, total, to_play, missing - to_play)
             with open_trackers(_without_console(config), run_dir.path, total_steps=0) as tracker:
-                if prepared.is_missing_from(partial):
+                if missing:
                     run_async(_measure(config, prepared, partial, folder=run_dir.services))
                 check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
                 results = partial.finish()
@@ -215,13 +213,40 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     )
 
 
+def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> list[Task]:
+    """The tasks that are measured: checked, and with a limit an even share of every data source.
+
+    Raises `ConfigError` for missing data, no task, and ids that are not unique; `PluginError` for a benchmark that
+    fails in another way.
+    """
+    who = f"benchmark {name!r} ({origin(benchmark)})"
+    key = f"benchmarks.{name}"
+    with boundary(who, key, on=" in load"), instance_of(f"benchmarks.{chosen.use or name}", key):
+        if chosen.limit is None:
+            tasks = list(benchmark.load(chosen.split, None))
+        else:
+            tasks = first_tasks(benchmark, chosen.split, chosen.limit)
+    if problem := tasks_problem(tasks):
+        raise PluginError(f"{who}: {problem}{defined_at(benchmark, 'load')}")
+    if not tasks:
+        raise ConfigError(f"benchmarks.{name}: split {chosen.split!r} holds no task")
+    twice = [f"{id!r} ({n} times)" for id, n in Counter(task.id for task in tasks).items() if n > 1]
+    if twice:
+        more = f" and {len(twice) - SHOWN} more" if len(twice) > SHOWN else ""
+        raise ConfigError(
+            f"benchmarks.{name}: ids of tasks must be unique in a split, and {', '.join(twice[:SHOWN])}{more} are of "
+            "several tasks: their rollouts would have the same seeds and results"
+        )
+    return tasks
+
+
 async def _measure(config: Config, prepared: PreparedEvaluation, partial: PartialResults, *, folder: Path) -> None:
     plans = {name: rules.plan(config.evaluate.k) for name, rules in prepared.rules.items()}
     components, tools = prepared.components, prepared.tools
     services = RunServices(folder=folder, seed=config.run.seed)  # here alone: all scoring is in this process
     async with started(prepared.benchmarks, services):
         await judge_again(prepared.benchmarks, partial)
-        if not prepared.is_to_play(partial):
+        if prepared.count(partial)[1] == 0:
             return
         async with open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts:
             progress = _EvaluationProgress(rollouts)

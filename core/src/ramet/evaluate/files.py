@@ -20,6 +20,7 @@ from ramet.evaluate.tasks import TaskResult
 from ramet.io.atomic import open_atomic, write_file
 from ramet.io.json_lines import json_line
 from ramet.rollout.record import GroupRecord, read_records, write_records
+from ramet.types import Group
 
 
 def tasks_path(out: Path) -> Path:
@@ -122,6 +123,12 @@ def read_rollouts(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Gro
         if record.group.task.id != task:
             raise ConfigError(f"{path}: holds task {record.group.task.id!r} where {out.name} has {task!r}")
         yield benchmark, record
+
+
+def read_groups(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Group]]:
+    """As `read_rollouts`, without the scores: what a judge is given."""
+    for benchmark, record in read_rollouts(out, body):
+        yield benchmark, Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts))
 
 
 def _check_hash(path: Path, about: Mapping[str, Any], out: Path) -> None:

@@ -21,8 +21,8 @@ from ramet.components.services import RunServices
 from ramet.config.resolved import Resolved
 from ramet.config.stored import stored_entry
 from ramet.errors import ConfigError, raise_all
-from ramet.evaluate.agreement import JUDGES, Verdicts
-from ramet.evaluate.files import check_tasks, load_results, read_rollouts
+from ramet.evaluate.agreement import JUDGES, Verdicts, read_judge
+from ramet.evaluate.files import check_tasks, load_results, read_groups
 from ramet.evaluate.header import differing, plain
 from ramet.evaluate.lines import HEADER, ResumableLines
 from ramet.evaluate.results import BenchmarkResult, measured
@@ -78,10 +78,7 @@ def run(result: Path, resolved: Resolved) -> list[JudgedResult]:
 
 
 async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[JudgedResult]:
-    groups = [
-        (benchmark, Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts)))
-        for benchmark, record in read_rollouts(file, body)
-    ]
+    groups = list(read_groups(file, body))
     scorer = Components(resolved.config).scorer
     _check_tasks(file, scorer, [group.task for _, group in groups])
     passes = [_Pass(file, body, one, _decisive(resolved, one.name)) for one in scorer.rewards]
@@ -188,9 +185,10 @@ class _Pass:
                 else:
                     verdicts.add_line(body)
             return verdicts
-        verdicts = Verdicts.read(self.out) if self.out.exists() else Verdicts()
+        verdicts = Verdicts()
         if self.out.exists():
-            self._check(json.loads(self.out.read_text(encoding="ascii")), self.out)
+            body, verdicts = read_judge(self.out)
+            self._check(body, self.out)
         self._lines.begin(self._header, verdicts.lines())
         return verdicts
 

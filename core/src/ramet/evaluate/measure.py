@@ -86,29 +86,22 @@ async def measure(
     Each task is on disk as soon as it is scored. A rollout that is tried again has the seed that it had. A benchmark
     that breaks the contract ends it at once: nothing more is played.
     """
+    n_done = 0
+
+    async def keep(task: MeasuredTask) -> None:
+        nonlocal n_done
+        partial.add(task.result, task.record)
+        n_done += 1
+        if report is not None:
+            report(task.result.benchmark, n_done, len(tasks[task.result.benchmark]))
+
     for name, benchmark in benchmarks.items():
         left: dict[tuple[int, ...], list[Task]] = {}  # numbers of rollouts -> tasks that lack these
         for task in tasks[name]:
             if numbers := partial.to_play(name, task.id):
                 left.setdefault(numbers, []).append(task)
-        keep = _Keeper(partial, total=len(tasks[name]), left=sum(map(len, left.values())), report=report)
+        n_done = len(tasks[name]) - sum(map(len, left.values()))
         await measure_tasks(rollouts, name, benchmark, left, plan=plans[name], keep=keep)
-
-
-class _Keeper:
-    """Puts measured tasks on disk and counts them."""
-
-    def __init__(self, partial: PartialResults, *, total: int, left: int, report: Report | None) -> None:
-        self.partial = partial
-        self.total = total
-        self.left = left
-        self.report = report
-
-    async def __call__(self, task: MeasuredTask) -> None:
-        self.partial.add(task.result, task.record)
-        self.left -= 1
-        if self.report is not None:
-            self.report(task.result.benchmark, self.total - self.left, self.total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ are started and closed as in an evaluation, with a temporary folder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,8 +19,8 @@ from ramet.components.services import RunServices
 from ramet.config.request import read
 from ramet.config.stored import stored_entry, stored_seed, typed_options
 from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
-from ramet.evaluate.agreement import Verdicts, judge_files
-from ramet.evaluate.files import check_tasks, load_results, read_rollouts
+from ramet.evaluate.agreement import judge_files, read_judge
+from ramet.evaluate.files import check_tasks, load_results, read_groups
 from ramet.evaluate.header import plain
 from ramet.evaluate.judge_pass import verdicts_of
 from ramet.evaluate.measure import judge, started
@@ -33,7 +32,6 @@ from ramet.helpers.openai.exchanges import answered_from
 from ramet.plugin_sources import blocked_plugins
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
-from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.types import Benchmark, Group
 
@@ -152,18 +150,17 @@ async def _replay(file: Path, body: Mapping[str, Any], given: _Given) -> Replaye
     with TemporaryDirectory(prefix="ramet-replay-") as folder, answered_from(()):
         services = RunServices(folder=Path(folder), seed=stored_seed(body["settings"]["config"]))
         async with started({k: one for k, one in benchmarks.items() if k not in from_file}, services):
-            for name, record in read_rollouts(file, body):
+            for name, group in read_groups(file, body):
                 score = _as_stored if name in from_file else _scored
-                tasks[name].append(await score(name, benchmarks[name], record, stored[name, record.group.task.id]))
+                tasks[name].append(await score(name, benchmarks[name], group, stored[name, group.task.id]))
         changed = [
-            await one.difference(reward, read_rollouts(file, body), services)
+            await one.difference(reward, read_groups(file, body), services)
             for one, reward in zip(checked, rewards, strict=True)
         ]
     k, pass_at = body["k"], tuple(body.get("pass_at", ()))
     found = [measured(name, tasks[name], benchmarks[name].info.metrics, k=k, pass_at=pass_at) for name in benchmarks]
-    again = [plain({**asdict(one), "judged": one.judged}) for one in found]
     return Replayed(
-        body={**body, "results": again},
+        body={**body, "results": [one.body() for one in found]},
         n_rollouts=sum(one.n_rollouts for one in found),
         from_file=tuple(sorted(from_file)),
         verdicts={one.file: len(one.verdicts.flat()) for one in checked},
@@ -171,9 +168,8 @@ async def _replay(file: Path, body: Mapping[str, Any], given: _Given) -> Replaye
     )
 
 
-async def _scored(name: str, benchmark: Benchmark, record: GroupRecord, stored: TaskResult) -> TaskResult:
+async def _scored(name: str, benchmark: Benchmark, group: Group, stored: TaskResult) -> TaskResult:
     """Judges are answered from what the file holds of each rollout."""
-    group = _group(record)
     judged = []
     for rollout, known in zip(group.rollouts, stored.rollouts, strict=True):
         with answered_from(known.asked):
@@ -181,15 +177,9 @@ async def _scored(name: str, benchmark: Benchmark, record: GroupRecord, stored: 
     return task_result(name, group, judged)
 
 
-async def _as_stored(name: str, benchmark: Benchmark, record: GroupRecord, stored: TaskResult) -> TaskResult:
+async def _as_stored(name: str, benchmark: Benchmark, group: Group, stored: TaskResult) -> TaskResult:
     """With the scores of the file, of a judge that Ramet's client did not ask."""
-    return task_result(
-        name, _group(record), [Judgement(scores=one.scores, unjudged=one.unjudged) for one in stored.rollouts]
-    )
-
-
-def _group(record: GroupRecord) -> Group:
-    return Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts))
+    return task_result(name, group, [Judgement(scores=one.scores, unjudged=one.unjudged) for one in stored.rollouts])
 
 
 class _Judge:
@@ -197,8 +187,7 @@ class _Judge:
 
     def __init__(self, file: Path, body: Mapping[str, Any]) -> None:
         self.file = file
-        self.verdicts = Verdicts.read(file)
-        self._content = json.loads(file.read_text(encoding="ascii"))
+        self._content, self.verdicts = read_judge(file)
         self.key = f"rewards.{self._content['judge']}"
         self._of_these_rollouts = self._content["rollouts"] == body["rollouts"]["sha256"]
 
@@ -208,20 +197,19 @@ class _Judge:
         return self._of_these_rollouts and self.verdicts.n_asked > 0
 
     async def difference(
-        self, reward: WeightedReward, rollouts: Iterable[tuple[str, GroupRecord]], services: RunServices
+        self, reward: WeightedReward, groups: Iterable[tuple[str, Group]], services: RunServices
     ) -> str | None:
         """In words; None: the same verdicts."""
         await start_rewards([reward], services)
         try:
-            changed = await self._changed(reward, rollouts)
+            changed = await self._changed(reward, groups)
         finally:
             await Scorer([reward]).aclose()
         return f"judge {self._content['judge']}: other verdicts of {_shown(changed)}" if changed else None
 
-    async def _changed(self, reward: WeightedReward, rollouts: Iterable[tuple[str, GroupRecord]]) -> list[str]:
+    async def _changed(self, reward: WeightedReward, groups: Iterable[tuple[str, Group]]) -> list[str]:
         changed = []
-        for benchmark, record in rollouts:
-            group = _group(record)
+        for benchmark, group in groups:
             known = self.verdicts.of(benchmark, group.task.id)
             judged = tuple(rollout for rollout in group.rollouts if rollout.id in known)
             if not judged:
@@ -252,7 +240,7 @@ def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[
     words = []
     before = {one["name"]: one for one in body["results"]}
     for one in found:
-        old, again = before[one.name], plain({**asdict(one), "judged": one.judged})
+        old, again = before[one.name], one.body()
         metrics = [{**new, **then} for new, then in zip(again["metrics"], old["metrics"], strict=False)]
         tasks = [plain(asdict(TaskResult.from_body(task))) for task in old["tasks"]]
         old = {**again, **old, "metrics": metrics, "tasks": tasks}  # files of earlier versions lack some statistics

@@ -46,6 +46,11 @@ class BenchmarkResult:
     def judged(self) -> str:
         return f"{self.n_judged} of {self.n_rollouts} judged"
 
+    def body(self) -> dict[str, Any]:
+        """As an entry of `results` in a file, with its tasks."""
+        body: dict[str, Any] = plain({**as_object(self), "judged": self.judged})
+        return body
+
     def means(self) -> dict[str, float | None]:
         """avg@k by metric, and `METRIC/pass@J` for the largest j, if it is over 1. None: not known."""
         found: dict[str, float | None] = {}
@@ -66,10 +71,10 @@ class Results:
 
     def body(self) -> dict[str, Any]:
         """The content of the summary, without the hashes of the files of tasks and rollouts."""
-        results = [{**as_object(one), "judged": one.judged} for one in self.benchmarks]
+        results = [one.body() for one in self.benchmarks]
         for one in results:
             del one["tasks"]
-        return {**self.header.body(), "results": plain(results)}
+        return {**self.header.body(), "results": results}
 
     def metrics(self) -> dict[str, float]:
         """What trackers are told: means over tasks, by name. What could not be judged is left out."""

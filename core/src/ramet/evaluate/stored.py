@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ramet.evaluate.files import check_tasks, read_results, read_rollouts
-from ramet.evaluate.header import plain
 from ramet.evaluate.partial import TaskLines
-from ramet.io.json_values import as_object
 from ramet.rollout.record import GroupRecord
 
 
@@ -52,8 +50,6 @@ def stored_evaluation(out: Path) -> StoredEvaluation | None:
         return StoredEvaluation(out=out, body=body)
     begun = {name for name, _ in running.tasks}
     results = [running.measured(header, name) for name in header["benchmarks"] if name in begun]
-    bodies = [
-        {**as_object(one), "judged": one.judged, "tasks": [running.of((one.name, task.task))[0] for task in one.tasks]}
-        for one in results
-    ]
-    return StoredEvaluation(out=out, body={**header, "rollouts": None, "results": plain(bodies)}, running=running)
+    whole = [replace(one, tasks=tuple(running.of((one.name, task.task))[0] for task in one.tasks)) for one in results]
+    body = {**header, "rollouts": None, "results": [one.body() for one in whole]}
+    return StoredEvaluation(out=out, body=body, running=running)
