@@ -264,14 +264,16 @@ def test_nothing_of_the_plugin_mentions_its_release(name: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
-def test_a_plugin_imports_ramet_from_its_top_only_and_no_other_plugin(plugin: Path) -> None:
+def test_a_plugin_imports_ramet_from_its_top_and_helpers_only_and_no_other_plugin(plugin: Path) -> None:
     own = {path.name for path in (plugin / "src").iterdir()}
     wrong = []
     for path in files(plugin / "src"):
         for found in imports_of(path):
             top = found.module.partition(".")[0]
-            deeper = found.module.startswith("ramet.") and not (
-                "release" in path.relative_to(plugin).parts and found.module.startswith(LOCKSTEP)
+            deeper = (
+                found.module.startswith("ramet.")
+                and found.module != "ramet.helpers"
+                and not ("release" in path.relative_to(plugin).parts and found.module.startswith(LOCKSTEP))
             )
             if deeper or (top.startswith("ramet_") and top not in own):
                 wrong.append(f"{found.where} ({found.module})")

@@ -1,4 +1,4 @@
-"""Ramet: agentic reinforcement learning with branching rollouts. Plugins import from here and from nowhere deeper."""
+"""Ramet: agentic reinforcement learning with branching rollouts. Plugins import from here and from `helpers`."""
 
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import (

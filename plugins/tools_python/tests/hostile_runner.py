@@ -141,7 +141,7 @@ async def play_all(snippets: list[dict[str, Any]], asked: dict[str, Any], folder
         await rest(sandbox)
         after = size_of(sandbox)
     finally:
-        await sandbox.close()
+        await sandbox.aclose()
     return {
         "level": isolation.level,
         "way": isolation.way,

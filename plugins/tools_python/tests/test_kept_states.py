@@ -126,7 +126,7 @@ def test_what_a_process_forks_while_it_is_copied_does_not_survive(bench: Any, is
     async def steps(tool: KeepingPythonTool) -> tuple[str, int]:
         if (await tool.isolation()).level < 2:
             pytest.skip("this host does not allow level 2")
-        zygote = (await tool._own_pool().slots.zygote()).process.pid
+        zygote = (await tool._pool.get().slots.zygote()).process.pid
         hostile, other = await tool.open(), await tool.open()
         await tool.run("n = 1", other)
         await tool.run(FORKS_WHEN_COPIED, hostile)
@@ -162,7 +162,7 @@ def test_a_program_that_writes_to_its_slot_is_killed_and_costs_no_other_state(en
 
 def test_a_fork_whose_caller_is_cancelled_leaves_no_process(bench: Any) -> None:
     async def steps(tool: KeepingPythonTool) -> int:
-        pool = tool._own_pool()
+        pool = tool._pool.get()
         zygote = (await pool.slots.zygote()).process.pid
         state = await tool.open()
         await tool.run("n = 1", state)
@@ -186,7 +186,7 @@ def test_a_fork_whose_caller_is_cancelled_leaves_no_process(bench: Any) -> None:
 
 def test_a_state_is_dropped_however_many_calls_wait_for_its_slot(bench: Any) -> None:
     async def steps(tool: KeepingPythonTool) -> int:
-        pool = tool._own_pool()
+        pool = tool._pool.get()
         zygote = (await pool.slots.zygote()).process.pid
         state, other = await tool.open(), await tool.open()
         await tool.run("n = 1", other)
@@ -237,7 +237,7 @@ def test_a_folder_that_a_state_holds_on_to_shows_no_files_of_others(isolation: s
 
 def test_closed_states_leave_no_process(bench: Any) -> None:
     async def steps(tool: KeepingPythonTool) -> list[int]:
-        pool = tool._own_pool()
+        pool = tool._pool.get()
         zygote = (await pool.slots.zygote()).process.pid
         sizes = []
         for _ in range(2):
@@ -260,7 +260,7 @@ def test_lost_states_are_an_infrastructure_failure_and_new_ones_work() -> None:
     async def steps(tool: KeepingPythonTool) -> str:
         state = await tool.open()
         await tool.run("n = 1", state)
-        zygote = (await tool._own_pool().slots.zygote()).process
+        zygote = (await tool._pool.get().slots.zygote()).process
         os.kill(zygote.pid, signal.SIGKILL)
         zygote.wait()
         with pytest.raises(InfraError):

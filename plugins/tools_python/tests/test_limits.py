@@ -127,8 +127,8 @@ def test_every_program_starts_in_an_empty_folder_that_goes_with_it(bench: Any, t
 def test_no_process_of_a_program_survives_it(bench: Any, program: str) -> None:
     async def steps(tool: PythonTool) -> tuple[str, set[int]]:
         result = await bench.call(tool, program)
-        sandbox = tool._pool
-        assert sandbox is not None and sandbox.slots._zygote is not None
+        sandbox = tool._pool.get()
+        assert sandbox.slots._zygote is not None
         return result.text, bench.descendants(sandbox.slots._zygote.process.pid)
 
     text, processes = bench.session(steps, slots=1, timeout_s=1.0, isolation="0")

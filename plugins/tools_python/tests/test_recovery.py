@@ -20,8 +20,9 @@ from ramet_tools_python.tool import PythonTool
 
 
 def _zygote(tool: PythonTool) -> int:
-    assert tool._pool is not None and tool._pool.slots._zygote is not None
-    return tool._pool.slots._zygote.process.pid
+    zygote = tool._pool.get().slots._zygote
+    assert zygote is not None
+    return zygote.process.pid
 
 
 def test_the_next_call_works_when_the_zygote_was_killed(bench: Any, tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ async def main():
     tool = PythonTool(PythonConfig(timeout_s=60, slots=2, scratch=sys.argv[1], isolation="0"))
     call = lambda code: tool(ToolCall(name="python", arguments={"code": code}))
     await call("1")
-    print(tool._pool.slots._zygote.process.pid, flush=True)
+    print(tool._pool.get().slots._zygote.process.pid, flush=True)
     await call("import subprocess; subprocess.run(['sleep', '300'], start_new_session=True)")
 
 asyncio.run(main())

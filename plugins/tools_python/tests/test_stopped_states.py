@@ -180,7 +180,7 @@ def test_threads_are_bounded_while_a_state_is_copied_too(bench: Any, isolation: 
         hostile = await tool.open()
         await tool.run(LOOKS + THREADS, hostile)
         await tool.fork(hostile)
-        zygote = (await tool._own_pool().slots.zygote()).process.pid
+        zygote = (await tool._pool.get().slots.zygote()).process.pid
         return max(len(os.listdir(f"/proc/{process}/task")) for process in bench.descendants(zygote))
 
     assert play(steps, isolation=isolation) <= MAX_THREADS

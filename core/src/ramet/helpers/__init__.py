@@ -17,6 +17,8 @@ from ramet.helpers.group_scores import GroupStatistics, group_statistics, rollou
 from ramet.helpers.limiter import local_limiter
 from ramet.helpers.openai.client import OpenAIClient
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
+from ramet.helpers.per_loop import PerLoop
+from ramet.helpers.single_flight import SingleFlight
 from ramet.helpers.task_files import from_jsonl, json_rows
 
 __all__ = [
@@ -29,7 +31,9 @@ __all__ = [
     "OpenAIClient",
     "OpenAIOptions",
     "OpenAIUsage",
+    "PerLoop",
     "RequestRefused",
+    "SingleFlight",
     "entropy_change",
     "from_jsonl",
     "function_tool",

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass, replace
 
 from ramet import Services, ToolCall, ToolError, ToolResult
+from ramet.helpers import PerLoop
 from ramet_tools_bing.config import DeepSearchConfig, deep_problems, raise_problems
 from ramet_tools_bing.fetch.pages import PageReader
 from ramet_tools_bing.formats import NOT_STORED, NOTHING
-from ramet_tools_bing.loop_bound import LoopBound
 from ramet_tools_bing.passages import best_passage
 from ramet_tools_bing.queries import checked_query
 from ramet_tools_bing.results import SearchItem, SearchResult
@@ -49,7 +49,7 @@ class DeepSearchTool:
         self.config = config or DeepSearchConfig()
         raise_problems(deep_problems(self.config))
         self.searcher = SearchTool(self.config)
-        self._readers = LoopBound(self._connected)
+        self._readers = PerLoop(self._connected)
 
     def __reduce__(self) -> tuple[type[DeepSearchTool], tuple[DeepSearchConfig]]:
         return DeepSearchTool, (self.config,)

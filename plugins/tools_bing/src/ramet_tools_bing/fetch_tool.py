@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ramet import ToolCall, ToolError, ToolResult, ToolSchema
+from ramet.helpers import PerLoop
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import PageConfig, page_problems, raise_problems
 from ramet_tools_bing.fetch.extraction import PageText
 from ramet_tools_bing.fetch.pages import PageReader
-from ramet_tools_bing.loop_bound import LoopBound
 from ramet_tools_bing.service import NotStoredError
 
 NOT_STORED = "This page was not recorded, and only recorded pages are answered here."
@@ -32,7 +32,7 @@ class FetchTool:
         self.config = config or PageConfig()
         raise_problems(page_problems(self.config))
         self.cache = AnswerCache(self.config)
-        self._reader = LoopBound(lambda: PageReader(self.config, self.cache))
+        self._reader = PerLoop(lambda: PageReader(self.config, self.cache))
 
     def __reduce__(self) -> tuple[type[FetchTool], tuple[PageConfig]]:
         return FetchTool, (self.config,)

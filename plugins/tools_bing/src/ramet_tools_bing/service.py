@@ -13,10 +13,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from ramet import InfraError, Limiter
+from ramet.helpers import SingleFlight
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.cache_entries import recorded_options
 from ramet_tools_bing.circuit import Circuit
@@ -38,58 +37,11 @@ class NotStoredError(Exception):
 
 
 class _OutOfTime(InfraError):
-    """The deadline of the call came before an answer: with more time there might have been one."""
+    """The deadline of the call that asked, `ends_at`, came before an answer: with more time there might be one."""
 
-
-@dataclass(slots=True)
-class _Execution:
-    """What equal calls wait for. It has the time of the call that began it."""
-
-    task: asyncio.Task[SearchResult]
-    ends_at: float
-    waiters: int = 0
-
-
-@dataclass(slots=True)
-class SharedCalls:
-    """Equal calls share one execution. It belongs to none of them, and ends early only when all of them are gone.
-
-    Each call keeps its own deadline: one that has more time than an execution that ran out of it begins another one.
-    """
-
-    _running: dict[str, _Execution] = field(default_factory=dict)
-
-    async def run(self, key: str, ends_at: float, work: Callable[[], Awaitable[SearchResult]]) -> SearchResult:
-        while True:
-            shared = self._running.get(key)
-            if shared is None:
-                shared = self._running[key] = _Execution(asyncio.ensure_future(work()), ends_at)
-            try:
-                return await self._wait(key, shared, ends_at)
-            except _OutOfTime:
-                if shared.ends_at + LEAST_S > ends_at:
-                    raise
-
-    async def _wait(self, key: str, shared: _Execution, ends_at: float) -> SearchResult:
-        own_s = ends_at - time.monotonic() if ends_at < shared.ends_at else None
-        shared.waiters += 1
-        try:
-            async with asyncio.timeout(own_s):
-                return await asyncio.shield(shared.task)
-        except TimeoutError as error:
-            raise InfraError("an equal search that was begun before has not been answered in time") from error
-        finally:
-            shared.waiters -= 1
-            if shared.task.done() or not shared.waiters:
-                shared.task.cancel()
-                if self._running.get(key) is shared:
-                    del self._running[key]
-
-    async def close(self) -> None:
-        tasks = [shared.task for shared in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def __init__(self, message: str, *, ends_at: float, retry_after_s: float | None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.ends_at = ends_at
 
 
 class SearchClient:
@@ -102,7 +54,7 @@ class SearchClient:
         self.limiter = limiter
         self.circuit = Circuit(provider.name, down_s=config.down_s, waits=config.when_down == "wait")
         self.counts: Counter[str] = Counter()  # calls, cached, requests, and each kind of fault
-        self._shared = SharedCalls()
+        self._searches = SingleFlight[SearchResult]()
         self._said_options = False
 
     async def search(self, query: str, k: int, *, deadline_s: float) -> SearchResult:
@@ -118,7 +70,21 @@ class SearchClient:
                 await self._say_other_options(k)
                 raise NotStoredError(query)
         ends_at = time.monotonic() + deadline_s
-        return await self._shared.run(keys[0], ends_at, lambda: self._ask(keys[0], query, k, ends_at))
+        while True:
+            try:
+                return await self._shared(keys[0], query, k, ends_at)
+            except _OutOfTime as error:
+                if error.ends_at + LEAST_S > ends_at:  # else an equal call had less time: search again
+                    raise
+
+    async def _shared(self, key: str, query: str, k: int, ends_at: float) -> SearchResult:
+        """Ask, or wait for an equal call that asks, each until its own deadline."""
+        own_s = ends_at - time.monotonic() if key in self._searches else None
+        try:
+            async with asyncio.timeout(own_s):
+                return await self._searches.run(key, lambda: self._ask(key, query, k, ends_at))
+        except TimeoutError as error:
+            raise InfraError("an equal search that was begun before has not been answered in time") from error
 
     async def _ask(self, key: str, query: str, k: int, ends_at: float) -> SearchResult:
         items = await self._tried(query, k, ends_at)
@@ -153,7 +119,7 @@ class SearchClient:
                 helps = error.fault in TRIED_AGAIN
                 late = helps and time.monotonic() + pause_s + LEAST_S >= ends_at
                 if late or not helps or attempt + 1 >= tries:
-                    raise await self._final(error, late) from error
+                    raise await self._final(error, ends_at if late else None) from error
                 await asyncio.sleep(pause_s)
         raise InfraError(f"{self.provider.name}: no request was made")  # tries is at least 1
 
@@ -178,12 +144,14 @@ class SearchClient:
             reason = f"{self.provider.name}: as many requests as may run at the same time are running"
             raise InfraError(reason, retry_after_s=PLACE_POLL_S) from error
 
-    async def _final(self, error: ProviderError, late: bool) -> InfraError:
-        """What a call ends with. If the circuit has just opened, all workers are told."""
+    async def _final(self, error: ProviderError, out_of_time: float | None) -> InfraError:
+        """What a call ends with; `out_of_time`: its deadline, if that is why. All workers hear of an open circuit."""
         left = self.circuit.open_until - time.monotonic()
         if left <= 0:
-            kind = _OutOfTime if late else InfraError
-            return kind(str(error), retry_after_s=error.retry_after_s or None)
+            asked = error.retry_after_s or None
+            if out_of_time is not None:
+                return _OutOfTime(str(error), ends_at=out_of_time, retry_after_s=asked)
+            return InfraError(str(error), retry_after_s=asked)
         throttled = error.fault is FaultKind.THROTTLED
         waits = throttled or (self.config.when_down == "wait" and error.fault is not FaultKind.REFUSED)
         if waits and self.circuit.take_news():
@@ -191,5 +159,5 @@ class SearchClient:
         return InfraError(self.circuit.reason, retry_after_s=left if waits else None)
 
     async def aclose(self) -> None:
-        await self._shared.close()
+        await self._searches.aclose()
         await self.provider.aclose()

@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from ramet import ConfigError, InfraError, Limiter, Services, ToolCall, ToolError, ToolResult, ToolSchema, local_limiter
+from ramet.helpers import PerLoop
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import KEYS, STORED, SearchConfig, chosen_provider, raise_problems, search_problems
 from ramet_tools_bing.formats import FORMATS, NOT_STORED
-from ramet_tools_bing.loop_bound import LoopBound
 from ramet_tools_bing.providers.choice import build_provider
 from ramet_tools_bing.providers.offline import OfflineCorpus
 from ramet_tools_bing.queries import checked_query
@@ -45,7 +45,7 @@ class SearchTool:
         raise_problems(search_problems(self.config))
         self.cache = AnswerCache(self.config)
         self._limiter: Limiter | None = None
-        self._client = LoopBound(self._connected)
+        self._client = PerLoop(self._connected)
 
     def __reduce__(self) -> tuple[type[SearchTool], tuple[SearchConfig]]:
         return SearchTool, (self.config,)

@@ -111,7 +111,7 @@ class KeptStates:
         if state.slot is not None and state.slot is state.host.slot:
             await self._undisturbed(asyncio.create_task(self._ask(state, {"drop": state.id}, patient=True)))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End everything, running calls too; all states are lost."""
         for host in self._hosts:
             self._lose(host)

@@ -47,7 +47,7 @@ class Sandbox:
             logger.info("python tool: %s: %s", result.status, result.stderr)
         raise InfraError(f"the python tool failed {ATTEMPTS} times, last with {result.status}: {result.stderr}")
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End everything, running calls too. A later call starts anew."""
         for idle in self._take_idle():
             idle.close()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from dataclasses import replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from ramet import ConfigError, Services, Task, ToolCall, ToolError, ToolResult, ToolSchema
+from ramet.helpers import PerLoop
 from ramet_tools_python.config import KEYS, PythonConfig, check
 from ramet_tools_python.isolation import Isolation
 from ramet_tools_python.kept_states import KeptState, KeptStates
@@ -52,8 +51,7 @@ class _Interpreter(Generic[P]):
                 f"{KEYS}.state is {self.config.state!r}; allowed for {type(self).__name__}: {self.state}; "
                 f"{other.__name__} is the class for {other.state}"
             )
-        self._pool: P | None = None
-        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop that the pool belongs to
+        self._pool: PerLoop[P] = PerLoop(lambda: self._pool_class(self.config), self._pool_class.abandon)
 
     def __reduce__(self) -> tuple[type[Self], tuple[PythonConfig]]:
         return type(self), (self.config,)
@@ -70,22 +68,10 @@ class _Interpreter(Generic[P]):
 
     async def isolation(self) -> Isolation:
         """What is in force here. Starts the interpreter if need be; raises as `start`."""
-        return await self._own_pool().start()
+        return await self._pool.get().start()
 
     async def aclose(self) -> None:
-        if self._pool is not None:
-            pool, self._pool = self._own_pool(), None
-            await pool.close()
-
-    def _own_pool(self) -> P:
-        """The one of this process and loop: sockets must not be shared with a forked process or a closed loop."""
-        owner = (os.getpid(), asyncio.get_running_loop())
-        if self._pool is not None and owner != self._owner:
-            self._pool.abandon()
-            self._pool = None
-        if self._pool is None:
-            self._pool, self._owner = self._pool_class(self.config), owner
-        return self._pool
+        await self._pool.aclose()
 
 
 class PythonTool(_Interpreter[Sandbox]):
@@ -97,7 +83,7 @@ class PythonTool(_Interpreter[Sandbox]):
 
     async def run(self, code: str) -> PythonResult:
         """Run one program. Raises `InfraError` if our side failed."""
-        return await self._own_pool().run(code)
+        return await self._pool.get().run(code)
 
     async def __call__(self, call: ToolCall) -> ToolResult:
         return _as_tool_result(await self.run(_code(call)))
@@ -112,17 +98,17 @@ class KeepingPythonTool(_Interpreter[KeptStates]):
     _pool_class = KeptStates
 
     async def open(self, task: Task | None = None, seed: int = 0) -> KeptState:
-        return await self._own_pool().open()
+        return await self._pool.get().open()
 
     async def fork(self, state: KeptState) -> KeptState:
-        return await self._own_pool().fork(state)
+        return await self._pool.get().fork(state)
 
     async def close(self, state: KeptState) -> None:
-        await self._own_pool().close_state(state)
+        await self._pool.get().close_state(state)
 
     async def run(self, code: str, state: KeptState) -> PythonResult:
         """Run one program with the variables of `state`. Raises `InfraError` if our side failed."""
-        return await self._own_pool().run(state, code)
+        return await self._pool.get().run(state, code)
 
     async def __call__(self, call: ToolCall) -> ToolResult:
         code = _code(call)

@@ -22,6 +22,7 @@ from ramet.helpers.openai.http import AttemptFailed, Http, without_password
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.helpers.openai.responses import chat_reply, check_shape, has_text, text_of, tokens
 from ramet.helpers.openai.servers import Server, Servers
+from ramet.helpers.per_loop import PerLoop
 from ramet.instance_keys import instance_key
 from ramet.types import Limiter, Message, Services
 
@@ -44,7 +45,7 @@ class OpenAIClient:
         self._servers = Servers(options.urls)
         self._cache: ReplyCache | None = None
         self._limiter: Limiter | None = None
-        self._http: tuple[asyncio.AbstractEventLoop, Http] | None = None
+        self._http = PerLoop(self._connections)
         self._model = options.model
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -129,9 +130,7 @@ class OpenAIClient:
 
     async def aclose(self) -> None:
         """Close connections and file. The client may be used again."""
-        if self._http is not None and self._http[0] is asyncio.get_running_loop():
-            await self._http[1].aclose()
-        self._http = None
+        await self._http.aclose()
         if self._cache is not None:
             await self._cache.aclose()
             self._cache = ReplyCache(self._cache.path)
@@ -200,7 +199,7 @@ class OpenAIClient:
         raise AssertionError("the last attempt raises")
 
     async def _attempt(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        http = self._connections()
+        http = self._http.get()
         if self._limiter is not None:
             await self._limiter.wait()
         async with http.slots:
@@ -258,7 +257,7 @@ class OpenAIClient:
     async def _offered(self, server: Server) -> list[str]:
         """The models of a server, the chosen one among them. A server that does not list models is believed."""
         try:
-            reply = await self._connections().send(f"{server.url}/models", None, min(self.options.timeout_s, MODELS_S))
+            reply = await self._http.get().send(f"{server.url}/models", None, min(self.options.timeout_s, MODELS_S))
         except AttemptFailed as error:
             wrong = {401: "the key is refused", 403: "the key is refused", 404: "there is no such address"}
             if error.status == 404 and self._model is not None:
@@ -277,9 +276,5 @@ class OpenAIClient:
         return offered
 
     def _connections(self) -> Http:
-        """Those of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if self._http is None or self._http[0] is not loop:
-            key = os.environ.get(self.options.key_variable)
-            self._http = loop, Http(self.options.urls, key, self.options.concurrency)
-        return self._http[1]
+        key = os.environ.get(self.options.key_variable)
+        return Http(self.options.urls, key, self.options.concurrency)
