@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Flight(Generic[T]):
+class _Execution(Generic[T]):
     task: asyncio.Future[T]
     waiters: int = 0
 
@@ -20,7 +20,7 @@ class SingleFlight(Generic[T]):
     """For one event loop. An execution belongs to no caller: it ends early only when all of them are gone."""
 
     def __init__(self) -> None:
-        self._flights: dict[Hashable, _Flight[T]] = {}
+        self._flights: dict[Hashable, _Execution[T]] = {}
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether the next call with this key joins an execution."""
@@ -30,7 +30,7 @@ class SingleFlight(Generic[T]):
         """Return what `work` returns, called by this caller or by one that came before with the same key."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.ensure_future(work()))
+            flight = self._flights[key] = _Execution(asyncio.ensure_future(work()))
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
