@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Engine
 from ramet.errors import raise_all
+from ramet.event_loop import first_error
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupScheduler, ScoreRollout
@@ -155,20 +156,14 @@ class RolloutWorker:
         on_group: OnGroup | None,
     ) -> list[Group]:
         """All at once; in the order of `jobs`, none if the plan keeps none. Raises the first error of any."""
-        failure: BaseException | None = None
         runs: list[asyncio.Task[Group]] = []
         with self._watchdog.watching(), self._progress.counting(len(jobs) * plan.group_size) as counts:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for job in jobs:
-                        context = self._group_context(job.task, plan, versions, counts)
-                        run = group.create_task(self._run_group(job, plan, deadline, group, on_group, context))
-                        runs += [run] if plan.kept else []
-                        await asyncio.sleep(0)  # the first groups' tools already run while later groups start
-            except BaseExceptionGroup as errors:
-                failure = errors.exceptions[0]
-        if failure is not None:
-            raise failure
+            async with first_error(), asyncio.TaskGroup() as group:
+                for job in jobs:
+                    context = self._group_context(job.task, plan, versions, counts)
+                    run = group.create_task(self._run_group(job, plan, deadline, group, on_group, context))
+                    runs += [run] if plan.kept else []
+                    await asyncio.sleep(0)  # the first groups' tools already run while later groups start
         return [run.result() for run in runs]
 
     def _step_seconds(self, plan: ResolvedPlan, deadline_s: float | None) -> float:

@@ -23,6 +23,7 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
+from ramet.event_loop import first_error
 from ramet.rollout.jobs import task_names
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan, StepDeadline
@@ -103,14 +104,11 @@ class RayRollouts:
         started = time.monotonic()
         runs: list[asyncio.Task[list[Group]]] = []
         deadline = StepDeadline(self._config.rollout.step_deadline_s) if plan.step_deadline else None
-        try:
-            with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
-                async with asyncio.TaskGroup() as running:
-                    for part in self._parts(tasks):
-                        run = running.create_task(self._run_part(part, step, plan, deadline, on_group, counts, stored))
-                        runs += [run] if plan.kept else []
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
+            async with first_error(), asyncio.TaskGroup() as running:
+                for part in self._parts(tasks):
+                    run = running.create_task(self._run_part(part, step, plan, deadline, on_group, counts, stored))
+                    runs += [run] if plan.kept else []
         if plan.counted:
             self._metrics.seconds += time.monotonic() - started
         return [group for run in runs for group in run.result()]

@@ -20,7 +20,7 @@ from ramet.cluster.ray.session import Session
 from ramet.cluster.ray.worker import RayWorker
 from ramet.components.services import Limiters, LocalLimiters, RunServices
 from ramet.config.schema import Config
-from ramet.event_loop import cancel_and_wait
+from ramet.event_loop import cancel_and_wait, first_error
 
 T = TypeVar("T")
 CANCEL_S = 5.0  # for cancelled work to end
@@ -141,9 +141,6 @@ class WorkerPool:
 
 async def run_together(*work: Coroutine[Any, Any, None]) -> None:
     """Run all concurrently. The first to fail cancels the others, and its error is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    async with first_error(), asyncio.TaskGroup() as group:
+        for one in work:
+            group.create_task(one)

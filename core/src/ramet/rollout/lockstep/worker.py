@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from ramet.errors import raise_all
+from ramet.event_loop import first_error
 from ramet.rollout.completion import Versions
 from ramet.rollout.jobs import task_names
 from ramet.rollout.keys import stable_seed
@@ -127,10 +128,8 @@ class LockstepWorker(RolloutWorker):
                 draw=self._draw or self._seeded(chosen, step, prompts),
                 step_ends_at=ends_at,
             )
-            try:
+            async with first_error():
                 await batch.run(await self._roots(prompts, engine, step, ends_at))
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
         return batch
 
     def _round_engine(self, plan: ResolvedPlan, versions: Versions | None) -> RoundEngine:
