@@ -34,7 +34,8 @@ async def first_error() -> AsyncIterator[None]:
     try:
         yield
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        first = errors.exceptions[0]
+        raise first from first.__cause__
 
 
 def n_cancelled() -> int:

@@ -166,10 +166,8 @@ class GroupScheduler:
                     await asyncio.sleep(0)  # the time-out is raised here, before anything is sampled
                 await self._begin(live)
                 while live.stop is None:
-                    turn = RolloutTurn(
-                        live, context, await self._environment(live), states=self.states, on_first=self._on_first
-                    )
-                    self._name_state(live, turn.environment)
+                    environment = await self._begin_turn(live)
+                    turn = RolloutTurn(live, context, environment, states=self.states, report=self._report)
                     result = StepResult()
                     async with turn:
                         result = await context.step(turn.state, turn)
@@ -218,37 +216,36 @@ class GroupScheduler:
 
     async def _begin(self, live: LiveRollout) -> None:
         """Open what a fork copies. A root of an environment gets its first observation, which its forks share."""
-        if self.states is not None:
-            await self.states.start(live)
+        if self.states is None:
+            return
+        await self.states.start(live)
         if live.parent is not None or live.prefix is not None or not hasattr(self._hooks, "begin"):
             return
-        first = await self._hooks.begin(await self._environment(live))
+        first = await self._hooks.begin(await self.states.use(live, ENVIRONMENT))
         if (problem := begin_problem(first)) is not None:
             raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'begin')}")
         if not insert(live, first, self.context):
             raise InfraError(f"the first observation of {self.context.step_name} leaves no room for a response")
         live.turns[0].start = len(live.segments)
 
-    async def _environment(self, live: LiveRollout) -> Any:
-        """The state of the rollout step; None if it holds none."""
+    async def _begin_turn(self, live: LiveRollout) -> Any:
+        """The state of the rollout step, which may have a name; None if the step holds none."""
         if self._hooks is None or self.states is None:
             return None
-        return await self.states.use(live, ENVIRONMENT)
-
-    def _name_state(self, live: LiveRollout, environment: Any) -> None:
-        if not hasattr(self._hooks, "state_key"):
-            return
-        key = self._hooks.state_key(environment)
-        if (problem := state_key_problem(key)) is not None:
-            raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'state_key')}")
-        live.turns[-1].state_key = key
+        state = await self.states.use(live, ENVIRONMENT)
+        if hasattr(self._hooks, "state_key"):
+            key = live.turns[-1].state_key = self._hooks.state_key(state)
+            if (problem := state_key_problem(key)) is not None:
+                line = defined_at(self._hooks, "state_key")
+                raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{line}")
+        return state
 
     async def _finish(self, live: LiveRollout) -> None:
         """What an environment gives for the end belongs to the last turn."""
         end_if_pruned(live)
-        if not hasattr(self._hooks, "finish"):
+        if self.states is None or not hasattr(self._hooks, "finish"):
             return
-        result = await self._hooks.finish(await self._environment(live), live.stop)
+        result = await self._hooks.finish(await self.states.use(live, ENVIRONMENT), live.stop)
         if result is None:
             return
         result = checked_result(result, self.context)
@@ -283,9 +280,6 @@ class GroupScheduler:
     def _asks(self) -> bool:
         """Whether the policy is still asked."""
         return self.history.budget_left > 0 or Need.LATE_EVENTS in self._needs
-
-    def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
-        self._report(live, Phase.FIRST, turn, entropies)
 
     def _report(self, live: LiveRollout, phase: Phase, turn: int, entropies: tuple[float, ...] = ()) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead.
@@ -330,7 +324,7 @@ class GroupScheduler:
         else:
             self.history.count(event)
         if event.phase is Phase.BEGIN and self.states is not None:
-            self.states.decided(event.path, event.turn)
+            self.states.decided(member.live, event.turn)
         if event.phase is Phase.END:
             self._end_prefix(member)
 
@@ -404,7 +398,7 @@ class GroupScheduler:
             self._members[live.parent.path].n_waiting_forks += 1
         self._order.start(live.path, live.turn)
         if self.states is not None:
-            (self.states.root if live.parent is None else self.states.fork)(live)
+            self.states.begin(live)
         member.task = self._tasks.create_task(self._play(live), name=f"rollout {live.key.text}")
 
     def _stop(self, path: BranchPath) -> None:

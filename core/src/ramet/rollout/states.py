@@ -9,7 +9,7 @@ it has not been used since. What nothing can need any more is closed at once, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.faults import StateFailed, is_defect
-from ramet.rollout.keys import BranchPath, stable_seed
+from ramet.rollout.keys import stable_seed
 from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent, config_key
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import CLOSE_TIMEOUT_S, Watchdog, close_quietly
@@ -31,7 +31,7 @@ Replay = Callable[
 
 
 @dataclass(slots=True, eq=False)
-class _HeldState:
+class HeldState:
     """The state of one component in one rollout."""
 
     component: StatefulComponent
@@ -41,7 +41,7 @@ class _HeldState:
     opened_in: int | None = None  # the turn
     used_in: int = -1  # the newest turn in which it may have changed
     copies: dict[int, Any] = field(default_factory=dict)  # turn -> as it was at the beginning of that turn
-    source: tuple[_HeldState, int] | None = None  # of a fork that has not copied it yet: whose state, and of which turn
+    source: tuple[HeldState, int] | None = None  # of a fork that has not copied it yet: whose state, and of which turn
     claims: int = 0  # forks that still have to copy from here
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     calls: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the call that uses it
@@ -78,7 +78,7 @@ class States:
         self._budget_left = budget_left
         self._replay = replay
         self._watchdog = watchdog
-        self._held: dict[BranchPath, dict[str, _HeldState]] = {}
+        self._held: list[HeldState] = []  # of all rollouts; each has its own in `LiveRollout.states`, by component
         self._closing: set[asyncio.Task[None]] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -86,21 +86,21 @@ class States:
 
     def in_order(self, live: LiveRollout, name: str) -> asyncio.Lock:
         """What the calls of tools that use one state wait for, in the order in which they were made."""
-        return self._held[live.path][self._of[name]].calls
+        return live.states[self._of[name]].calls
 
-    def root(self, live: LiveRollout) -> None:
-        """A rollout that begins with the prompt: it opens its states when it needs them."""
-        self._held[live.path] = {one.name: _HeldState(one, newest=live.turn) for one in self._components}
-
-    def fork(self, live: LiveRollout) -> None:
-        """Called when a fork is decided: from then on the state of its fork point is kept for it."""
-        assert live.parent is not None
-        parent = self._held[live.parent.path]
-        self._held[live.path] = {name: _forked(one, live.turn) for name, one in parent.items()}
+    def begin(self, live: LiveRollout) -> None:
+        """A rollout begins. A root opens its states when it needs them; of a fork, those of its fork point are kept for
+        it from now on.
+        """
+        if live.parent is None:
+            live.states = {one.name: HeldState(one, newest=live.turn) for one in self._components}
+        else:
+            live.states = {name: _forked(held, live.turn) for name, held in live.parent.states.items()}
+        self._held += live.states.values()
 
     async def start(self, live: LiveRollout) -> None:
         """A fork copies the states of its fork point. Raises `StateFailed`."""
-        for held in self._held[live.path].values():
+        for held in live.states.values():
             if held.source is not None:
                 await self._copy_from(live, held, *held.source)
 
@@ -109,7 +109,7 @@ class States:
 
         `environment` is that of the rollout, for tools whose calls have to be replayed.
         """
-        held = self._held[live.path][self._of[name]]
+        held = live.states[self._of[name]]
         async with held.lock:
             if held.state is None:
                 held.state = await self._open(live, held.component, environment)
@@ -119,39 +119,36 @@ class States:
             held.used_in = live.turn
             return held.state
 
-    def decided(self, path: BranchPath, newest: int) -> None:
+    def decided(self, live: LiveRollout, newest: int) -> None:
         """The branch policy was asked about this turn of a rollout: copies of earlier ones may be closed."""
-        for held in self._held[path].values():
+        for held in live.states.values():
             held.newest = newest
             self._close_unneeded(held)
 
     def ended(self, live: LiveRollout) -> None:
         """The rollout is over. Its states stay as long as it may be forked at its newest turn."""
-        for held in self._held[live.path].values():
+        for held in live.states.values():
             held.last = live.turn
             self._close_unneeded(held)
 
     def close_unneeded(self) -> None:
         """Close what nothing can need any more."""
-        for held in self._all():
+        for held in self._held:
             self._close_unneeded(held)
 
     async def close(self) -> None:
         """Close all that is open; returns when that is done. No rollout may be running."""
-        for held in self._all():
+        for held in self._held:
             self._close_copies(held, held.copies)
             self._close_state(held)
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _all(self) -> Iterator[_HeldState]:
-        return (held for of_rollout in self._held.values() for held in of_rollout.values())
-
     @property
     def _may_fork(self) -> bool:
         return self._can_fork and self._budget_left() > 0
 
-    def _close_unneeded(self, held: _HeldState) -> None:
+    def _close_unneeded(self, held: HeldState) -> None:
         if held.claims:
             return
         may_fork = self._may_fork and held.component.owner.forks == "copy"
@@ -162,20 +159,20 @@ class States:
         if held.last is not None and (held.used_in >= held.last or not may_fork):
             self._close_state(held)
 
-    def _close_copies(self, held: _HeldState, turns: Iterable[int]) -> None:
+    def _close_copies(self, held: HeldState, turns: Iterable[int]) -> None:
         for turn in list(turns):
             self._close_later(held.component, held.copies.pop(turn))
 
-    def _close_state(self, held: _HeldState) -> None:
+    def _close_state(self, held: HeldState) -> None:
         if held.state is not None:
             state, held.state = held.state, None
             self._close_later(held.component, state)
 
-    async def _keep_copy(self, live: LiveRollout, held: _HeldState) -> None:
+    async def _keep_copy(self, live: LiveRollout, held: HeldState) -> None:
         if held.component.owner.forks == "copy":
             held.copies[live.turn] = await self._copy(live, held.component, held.state)
 
-    async def _copy_from(self, live: LiveRollout, held: _HeldState, source: _HeldState, turn: int) -> None:
+    async def _copy_from(self, live: LiveRollout, held: HeldState, source: HeldState, turn: int) -> None:
         """The claim stays if this fails, so that a fork of this rollout still finds the state."""
         async with source.lock:
             held.state = await self._copy(live, held.component, source.as_of(turn))
@@ -260,9 +257,9 @@ class States:
         task.add_done_callback(self._closing.discard)
 
 
-def _forked(parent: _HeldState, turn: int) -> _HeldState:
+def _forked(parent: HeldState, turn: int) -> HeldState:
     """What a fork at the beginning of `turn` holds. What its parent had not opened by then it opens itself."""
-    held = _HeldState(parent.component, newest=turn)
+    held = HeldState(parent.component, newest=turn)
     was_open = parent.opened_in is not None and parent.opened_in < turn
     if parent.component.owner.forks == "copy" and was_open:
         held.source = parent.source or (parent, turn)  # a parent that has not copied yet has not begun its turn either

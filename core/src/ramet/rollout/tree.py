@@ -30,6 +30,7 @@ from ramet.types import (
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
+    from ramet.rollout.states import HeldState
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,7 @@ class LiveRollout:
     n_forks: int = 0
     score: RolloutScore | None = None  # for policies with `Need.REWARDS`
     stats: dict[str, float] = field(default_factory=dict)
+    states: dict[str, HeldState] = field(default_factory=dict)  # by component
 
     @property
     def turn(self) -> int:

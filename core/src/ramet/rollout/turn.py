@@ -21,6 +21,7 @@ from ramet.event_loop import is_cancelled
 from ramet.output_checks import step_problem, stop_problem
 from ramet.plugin_code import defined_at, named
 from ramet.plugins import origin
+from ramet.rollout.branching.events import Phase
 from ramet.rollout.completion import append_completion, completion_problem, ended_at_stop
 from ramet.rollout.faults import RolloutFailed
 from ramet.rollout.group_context import GroupContext
@@ -45,7 +46,7 @@ from ramet.types import (
     ToolSchema,
 )
 
-OnFirst = Callable[[LiveRollout, int, tuple[float, ...]], None]
+Report = Callable[[LiveRollout, Phase, int, tuple[float, ...]], None]
 
 
 class CallLimit(RametError):
@@ -64,13 +65,13 @@ class RolloutTurn:
         environment: Any = None,
         *,
         states: States | None = None,
-        on_first: OnFirst | None = None,
+        report: Report | None = None,
     ) -> None:
         self.live = live
         self.context = context
         self.environment = environment
         self._states = states
-        self._on_first = on_first  # called once, with the entropies of the first tokens
+        self._report = report  # called once, with the entropies of the first tokens
         self._has_generated = False
         self._failure: RolloutFailed | None = None
         self._is_over_limit = False
@@ -104,7 +105,7 @@ class RolloutTurn:
         comes_first = isinstance(error, PluginError | ConfigError | KeyboardInterrupt)
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             comes_first = True
-        if self._failure is not None and not comes_first:
+        if self._failure is not None and self._failure is not error and not comes_first:
             raise self._failure from error
         return at_limit
 
@@ -188,7 +189,7 @@ class RolloutTurn:
         seconds = time.perf_counter() - started
         live.add_stat("generate_s", seconds)
         context.counts.tokens += len(completion.token_ids)
-        self._report(completion.entropies)
+        self._report_first(completion.entropies)
         end_if_pruned(live)
         generation = self._record.generation = append_completion(live, completion, context.encoder)
         if context.observer is not None:
@@ -196,8 +197,8 @@ class RolloutTurn:
         return generation
 
     async def _complete(self, request: Request) -> Completion:
-        def on_first(report: FirstReport) -> None:
-            self._report(report.entropies)
+        def on_first(first: FirstReport) -> None:
+            self._report_first(first.entropies)
 
         engine = self.context.engine
         try:
@@ -219,14 +220,14 @@ class RolloutTurn:
             raise RolloutFailed("engine", f"request {request.id!r} was answered with what cannot be used: {problem}")
         return completion
 
-    def _report(self, entropies: Sequence[float]) -> None:
+    def _report_first(self, entropies: Sequence[float]) -> None:
         """Once a turn, at the engine's first report or, if there was none, at the end; not for what ended before."""
-        on_first, self._on_first = self._on_first, None
-        if on_first is None or self.live.finished:
+        report, self._report = self._report, None
+        if report is None or self.live.finished:
             return
         k = self.context.config.first_tokens
         shared = [entropy for segment in self.live.sampled_in_turn for entropy in segment.entropies or ()]
-        on_first(self.live, self.live.turn, (*shared[:k], *entropies[:k])[:k] if entropies else ())
+        report(self.live, Phase.FIRST, self.live.turn, (*shared[:k], *entropies[:k])[:k] if entropies else ())
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         number, task = self._begin_call(call.name), asyncio.current_task()
