@@ -10,7 +10,8 @@ import logging
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def same_log_level() -> Iterator[None]:
     level = log.level
     yield
     log.setLevel(level)
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[..., None]]:
+    """`ramet.testing.registered`, until the test ends."""
+    from ramet.testing import registered
+
+    with ExitStack() as stack:
+        yield lambda *given, **options: stack.enter_context(registered(*given, **options))
 
 
 @dataclass(frozen=True)

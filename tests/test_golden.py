@@ -79,8 +79,8 @@ def test_everything_that_is_implemented_agrees_with_the_reference(checker: Modul
     assert sum(line.endswith("tells time-outs in Chinese") for line in known) == 12  # of the Python tool
 
 
-def test_a_known_difference_that_no_longer_differs_fails(checker: ModuleType, register, capsys) -> None:
-    register(load_plugins().registries.policy_losses, "ppo_clip", SplitsTies)
+def test_a_known_difference_that_no_longer_differs_fails(checker: ModuleType, offer, capsys) -> None:
+    offer(load_plugins().registries.policy_losses, "ppo_clip", SplitsTies)
     assert checker.main([str(VALUES / "known_differences.json")]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "agg_loss            0 passed, 0 failed, 0 not implemented",
@@ -91,8 +91,8 @@ def test_a_known_difference_that_no_longer_differs_fails(checker: ModuleType, re
     ]
 
 
-def test_a_known_difference_excuses_nothing_else(checker: ModuleType, register, capsys) -> None:
-    register(load_plugins().registries.policy_losses, "ppo_clip", ForgetsTheGradient)
+def test_a_known_difference_excuses_nothing_else(checker: ModuleType, offer, capsys) -> None:
+    offer(load_plugins().registries.policy_losses, "ppo_clip", ForgetsTheGradient)
     assert checker.main([str(VALUES / "known_differences.json")]) == 1
     assert capsys.readouterr().out.splitlines()[3] == (
         "    known_differences.json, case 1 (the ratio is the dual clip): neither the release's nor as listed (a tie "
@@ -148,18 +148,14 @@ class KeepsTheMean:
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any], str, Any], None]:
-    """Another factory under a registered name."""
-
-    def put(registry: Registry[Any], name: str, factory: Any) -> None:
-        monkeypatch.setitem(registry._entries, name, dataclasses.replace(registry.get(name), factory=factory))
-
-    return put
+def offer(register: Callable[..., None]) -> Callable[[Registry[Any], str, Any], None]:
+    """Another factory under a registered name, with the same options."""
+    return lambda registry, name, factory: register(registry.group, name, factory, config=registry.get(name).config)
 
 
 @pytest.mark.parametrize("wrong", [WrongSign, NeverClips, ForgetsTheGradient, WrongClipFraction])
-def test_a_wrong_loss_is_seen(checker: ModuleType, register, capsys, wrong: type[PpoClip]) -> None:
-    register(load_plugins().registries.policy_losses, "ppo_clip", wrong)
+def test_a_wrong_loss_is_seen(checker: ModuleType, offer, capsys, wrong: type[PpoClip]) -> None:
+    offer(load_plugins().registries.policy_losses, "ppo_clip", wrong)
     assert checker.main([str(VALUES / "algorithms.json")]) == 1
     found = lines_of(capsys.readouterr().out)
     assert {name for name, (_, failed, _) in found.items() if failed} <= {
@@ -183,19 +179,19 @@ class FillsThePadding(Gae):
 
 
 @pytest.mark.parametrize("wrong", [ForgetsTheCritic, FillsThePadding])
-def test_a_wrong_use_of_the_critic_is_seen(checker: ModuleType, register, capsys, wrong: type[Gae]) -> None:
-    register(load_plugins().registries.advantages, "gae", wrong)
+def test_a_wrong_use_of_the_critic_is_seen(checker: ModuleType, offer, capsys, wrong: type[Gae]) -> None:
+    offer(load_plugins().registries.advantages, "gae", wrong)
     assert checker.main([str(VALUES / "algorithms.json")]) == 1
     assert lines_of(capsys.readouterr().out)["gae"] == (0, 3, 0)
 
 
-def test_a_wrong_advantage_is_seen(checker: ModuleType, register, capsys) -> None:
+def test_a_wrong_advantage_is_seen(checker: ModuleType, offer, capsys) -> None:
     names = {
         "grpo": "grpo", "rloo": "rloo", "opo": "opo", "remax": "remax", "grpo_passk": "grpo_passk",
         "reinforce_pp": "reinforce_pp", "reinforce_pp_baseline": "rfpp_baseline",
     }  # fmt: skip
     for name in names:
-        register(load_plugins().registries.advantages, name, KeepsTheMean)
+        offer(load_plugins().registries.advantages, name, KeepsTheMean)
     assert checker.main([str(VALUES / "algorithms.json")]) == 1
     out = capsys.readouterr().out
     assert {name for name, (_, failed, _) in lines_of(out).items() if failed} == set(names.values())

@@ -20,8 +20,6 @@ from tokenizers import AddedToken, normalizers
 
 from ramet import neutralise_chat_markup
 from ramet.models.tiny import make_tiny_model, make_tokenizer
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.rollout.config import HermesConfig, TagsConfig
 from ramet.rollout.record import read_records
 from ramet.rollout.steps.hermes import Hermes
@@ -239,24 +237,13 @@ def contents(path: Path) -> bytes:
 
 
 def test_no_secret_of_the_environment_is_in_a_run_that_calls_both_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, service: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, service: str, register: Callable[..., None]
 ) -> None:
     """Not in the sandbox, and in no file and no line of a run that searches with a key and runs programs."""
     from ramet.cli import main
 
     promises = asyncio.run(kept_promises())
-    registry = load_plugins().registries.rollout_steps
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    registry.add(
-        Entry(
-            kind=registry.kind,
-            name="calls_both",
-            factory=lambda: CallsBoth(deep="file_read" in promises),
-            config=None,
-            plugin="test",
-            distribution="test",
-        )
-    )
+    register("rollout_step", "calls_both", lambda: CallsBoth(deep="file_read" in promises))
     model = make_tiny_model(tmp_path / "model", hidden=16, layers=1, heads=2, intermediate=16, max_positions=4096)
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"prompt": f"What is {n}?", "answer": "1"}) + "\n" for n in range(4)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from ramet import function_tool
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
+from ramet.testing import registered
 
 
 def python(code: str) -> str:
@@ -15,18 +16,7 @@ def python(code: str) -> str:
 
 
 @pytest.fixture
-def python_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def python_tool() -> Iterator[None]:
     """A tool `python`, also where ramet-tools-python is not installed."""
-    registry = load_plugins().registries.tools
-    others = {name: entry for name, entry in registry._entries.items() if name != "python"}
-    monkeypatch.setattr(registry, "_entries", others)
-    registry.add(
-        Entry(
-            kind=registry.kind,
-            name="python",
-            factory=lambda: function_tool(python),
-            config=None,
-            plugin="test",
-            distribution="test",
-        )
-    )
+    with registered("tools", "python", lambda: function_tool(python)):
+        yield

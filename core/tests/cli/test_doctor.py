@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from ramet.config.compose import compose
 from ramet.doctor import host, job
 from ramet.doctor.job import examine
 from ramet.extensions import DOCTOR, ExtensionEntry
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.types import DoctorContext, Finding, Severity
 
 
@@ -248,24 +246,20 @@ def test_a_broken_plugin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
      (["tools=[theirs]"], [])],
 )  # fmt: skip
 def test_a_package_of_which_a_run_with_tools_uses_none_is_left_out(
-    keys: list[str], asked: list[str], monkeypatch: pytest.MonkeyPatch
+    keys: list[str], asked: list[str], monkeypatch: pytest.MonkeyPatch, register: Callable[..., None]
 ) -> None:
-    registry = load_plugins().registries.tools
-    offered = {
-        name: Entry(kind="tool", name=name, factory=dict, config=None, plugin=name, distribution=f"ramet-{name}")
-        for name in ("mine", "theirs")
-    }
-    monkeypatch.setattr(registry, "_entries", {**registry._entries, **offered})
+    for name in ("mine", "theirs"):
+        register("tools", name, dict, distribution=f"ramet-{name}")
     offer(monkeypatch, mine=healthy)
     found = examine(compose(["model.path=''", *keys], job="doctor"), offline=True)
     assert [one.name for one in found] == ["core", *asked]
 
 
 @pytest.mark.parametrize("kind", ["tools", "rewards"])
-def test_a_package_is_left_out_of_a_run_that_chooses_only_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = getattr(load_plugins().registries, kind)
-    mine = Entry(kind=kind, name="mine", factory=dict, config=None, plugin="mine", distribution="ramet-mine")
-    monkeypatch.setattr(registry, "_entries", {**registry._entries, "mine": mine})
+def test_a_package_is_left_out_of_a_run_that_chooses_only_others(
+    kind: str, monkeypatch: pytest.MonkeyPatch, register: Callable[..., None]
+) -> None:
+    register(kind, "mine", dict, distribution="ramet-mine")
     offer(monkeypatch, mine=healthy)
     others = "rewards=[environment]"
     for keys, asked in ([others], []), ([others, f"{kind}.other.use=mine"], ["mine"]), ([], ["mine"]):

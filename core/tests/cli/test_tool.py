@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from ramet.cli import main
 from ramet.errors import InfraError, ToolError
 from ramet.helpers import function_tool
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.testing.doubles import echo_tool
 
 pytest.importorskip("transformers", reason="ramet[train] is not installed")
@@ -30,19 +29,12 @@ BROKEN = (
 
 
 @pytest.fixture(autouse=True)
-def tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = load_plugins().registries.tools
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    for name, factory in {
-        "say": lambda: echo_tool("say"),
-        "refuses": lambda: echo_tool("refuses", error=ToolError("no such file")),
-        "down": lambda: echo_tool("down", error=InfraError("it is down")),
-        "broken": lambda: echo_tool("broken", error=KeyError("key")),
-        "now": lambda: function_tool(now),
-    }.items():
-        registry.add(
-            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
-        )
+def tools(register: Callable[..., None]) -> None:
+    register("tools", "say", lambda: echo_tool("say"))
+    register("tools", "refuses", lambda: echo_tool("refuses", error=ToolError("no such file")))
+    register("tools", "down", lambda: echo_tool("down", error=InfraError("it is down")))
+    register("tools", "broken", lambda: echo_tool("broken", error=KeyError("key")))
+    register("tools", "now", lambda: function_tool(now))
 
 
 @pytest.mark.parametrize(

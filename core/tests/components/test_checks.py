@@ -16,13 +16,11 @@ from ramet.config.schema import LossAggregation
 from ramet.engines.protocol import Capability
 from ramet.errors import ConfigErrors
 from ramet.models.tiny import make_tiny_model
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.train.dry_run import _old_logprobs
 from ramet.train.prepare import prepare
 from ramet.types import BranchEvent, GroupView, Need, Rollout, StartRoots
 
-Register = Callable[..., None]
+Offer = Callable[..., None]
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm, token-sum-norm"
 
 FREE = "those of the update's own forward pass, at no cost: a step has one optimiser step"
@@ -30,7 +28,7 @@ BEFORE = "computed before the update, by one more forward pass a step, since"
 
 
 class Component:
-    """A branch policy, and the callable of the other kinds, which nobody calls here."""
+    """A branch policy, and the callable of the other kinds, which is not called here."""
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> list[StartRoots]:
         return [StartRoots(n=group.budget_left)]
@@ -40,24 +38,9 @@ class Component:
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+def offer(register: Callable[..., None]) -> Offer:
     """Offers a component `mine` of a kind, with these attributes."""
-
-    def add(kind: str, **attributes: object) -> None:
-        registry = getattr(load_plugins().registries, kind)
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-        registry.add(
-            Entry(
-                kind=registry.kind,
-                name="mine",
-                factory=type("Mine", (Component,), attributes),
-                config=None,
-                plugin="test",
-                distribution="test",
-            )
-        )
-
-    return add
+    return lambda kind, **attributes: register(kind, "mine", type("Mine", (Component,), attributes))
 
 
 def problems(*overrides: str) -> list[str]:
@@ -70,23 +53,20 @@ def test_what_ships_is_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "section", "needs", "problem"),
+    ("section", "needs", "problem"),
     [
         (
-            "branch_policies",
             "branch_policy",
             {Need.VALUES},
             "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy, "
             "late_events, prefixes, rewards",
         ),
         (
-            "policy_losses",
             "policy_loss",
             {Need.VALUES},
             "policy_loss=mine needs values, which is not given to it; allowed: entropy, old_logprobs, reference",
         ),
         (
-            "advantages",
             "advantage",
             {Need.EARLIER_TURNS},
             "advantage=mine needs earlier_turns, which is not given to it; allowed: entropy, greedy_rollout, "
@@ -94,19 +74,17 @@ def test_what_ships_is_fine() -> None:
         ),
     ],
 )
-def test_a_need_that_nobody_serves_is_refused(
-    register: Register, kind: str, section: str, needs: set[Need], problem: str
-) -> None:
-    register(kind, needs=frozenset(needs))
+def test_a_need_that_is_not_served_is_refused(offer: Offer, section: str, needs: set[Need], problem: str) -> None:
+    offer(section, needs=frozenset(needs))
     assert problems(f"{section}=mine") == [problem]
 
 
-def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(register: Register) -> None:
+def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(offer: Offer) -> None:
     async def ranks(self: object, group: Sequence[Rollout]) -> list[float]:
         return [0.0] * len(group)
 
-    register("branch_policies", needs=frozenset({Need.REWARDS}))
-    register("rewards", __call__=ranks)
+    offer("branch_policy", needs=frozenset({Need.REWARDS}))
+    offer("rewards", __call__=ranks)
     assert problems("branch_policy=mine", "rewards=[format]") == []
     assert problems("branch_policy=mine", "rewards=[format,mine]") == [
         "rewards.mine: judges whole groups (per_rollout is False), and branch_policy=mine needs the reward of each "
@@ -125,24 +103,23 @@ def test_a_budget_below_the_initial_rollouts_is_refused_before_the_start(policy:
 
 @pytest.mark.parametrize("section", ["advantage", "policy_loss", "branch_policy"])
 def test_entropies_of_an_engine_that_reports_none_are_refused(
-    register: Register, section: str, monkeypatch: pytest.MonkeyPatch
+    offer: Offer, section: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = {"advantage": "advantages", "policy_loss": "policy_losses", "branch_policy": "branch_policies"}
-    register(kinds[section], needs=frozenset({Need.ENTROPY}))
+    offer(section, needs=frozenset({Need.ENTROPY}))
     assert problems(f"{section}=mine") == []
     others = frozenset(Capability) - {Capability.ENTROPY}
     monkeypatch.setattr(checks_module, "engine_capabilities", lambda config: others)
     assert problems(f"{section}=mine") == [f"{section}=mine needs entropies, and engine 'torch' reports none"]
 
 
-def test_a_branch_policy_may_leave_its_needs_out(register: Register) -> None:
-    register("branch_policies")
+def test_a_branch_policy_may_leave_its_needs_out(offer: Offer) -> None:
+    offer("branch_policy")
     assert problems("branch_policy=mine") == []
 
 
 @pytest.mark.parametrize("mode", LossAggregation)
-def test_a_loss_may_demand_its_aggregation(register: Register, mode: LossAggregation) -> None:
-    register("policy_losses", needs=frozenset(), aggregation=frozenset({"token-mean", "seq-mean-token-mean"}))
+def test_a_loss_may_demand_its_aggregation(offer: Offer, mode: LossAggregation) -> None:
+    offer("policy_loss", needs=frozenset(), aggregation=frozenset({"token-mean", "seq-mean-token-mean"}))
     found = problems("policy_loss=mine", f"train.loss_aggregation={mode}")
     if mode in ("token-mean", "seq-mean-token-mean"):
         assert found == []
@@ -162,8 +139,8 @@ def test_a_ratio_by_sequence_is_refused_with_weights_by_token(loss: str) -> None
     assert problems(f"algorithm={loss}") == []
 
 
-def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
-    register("policy_losses", needs=frozenset(), aggregation=frozenset({"token-mean", "mean"}))
+def test_an_aggregation_that_there_is_not_is_named(offer: Offer) -> None:
+    offer("policy_loss", needs=frozenset(), aggregation=frozenset({"token-mean", "mean"}))
     assert problems("policy_loss=mine") == [
         f"policy_loss=mine allows train.loss_aggregation=mean, which there is not; there are: {MODES}"
     ]
@@ -180,16 +157,16 @@ def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
         (["train.old_logprobs=engine"], "the engine's (train.old_logprobs=engine)"),
     ],
 )
-def test_the_plan_says_what_the_old_logprobs_costs(register: Register, overrides: list[str], said: str) -> None:
-    register("advantages", needs=frozenset({Need.OLD_LOGPROBS}))
-    register("policy_losses", needs=frozenset())
+def test_the_plan_says_what_the_old_logprobs_costs(offer: Offer, overrides: list[str], said: str) -> None:
+    offer("advantage", needs=frozenset({Need.OLD_LOGPROBS}))
+    offer("policy_loss", needs=frozenset())
     config = compose(["model.path=model", "engine=torch", *overrides], job="train").config
     assert _old_logprobs(config, Components(config)) == said
 
 
-def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Path) -> None:
-    register("branch_policies", needs=frozenset({Need.VALUES}))
-    register("policy_losses", needs=frozenset(), aggregation=frozenset({"seq-mean-token-mean"}))
+def test_a_run_is_refused_for_all_of_it_at_once(offer: Offer, tmp_path: Path) -> None:
+    offer("branch_policy", needs=frozenset({Need.VALUES}))
+    offer("policy_loss", needs=frozenset(), aggregation=frozenset({"seq-mean-token-mean"}))
     model = make_tiny_model(tmp_path / "tiny", hidden=16, layers=1, heads=1, intermediate=16)
     overrides = [
         f"model.path={model}",

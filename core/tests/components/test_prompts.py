@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,6 @@ from ramet.errors import ConfigErrors
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.tiny import make_tiny_model
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.train.dry_run import plan
 from ramet.types import Message, Task, user_prompt
@@ -45,13 +43,9 @@ def misled() -> EchoTool:
 
 
 @pytest.fixture(autouse=True)
-def tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = load_plugins().registries.tools
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    for name, factory in (("calc", lambda: echo_tool("calc")), ("misled", misled)):
-        registry.add(
-            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
-        )
+def tools(register: Callable[..., None]) -> None:
+    register("tools", "calc", lambda: echo_tool("calc"))
+    register("tools", "misled", misled)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,6 @@ from ramet.evaluate.files import load_results
 from ramet.evaluate.judge_pass import run
 from ramet.evaluate.partial import PartialResults
 from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.testing import OpenAIServer
 from ramet.types import Rollout
 
@@ -49,14 +48,10 @@ class Judge:
 
 
 @pytest.fixture
-def judges(monkeypatch: pytest.MonkeyPatch) -> dict[str, Judge]:
+def judges(register: Callable[..., None]) -> dict[str, Judge]:
     found = {"kind": Judge(1.0), "strict": Judge(0.0)}
-    registry = load_plugins().registries.rewards
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     for name, judge in found.items():
-        registry.add(
-            Entry(kind="reward", name=name, factory=lambda j=judge: j, config=None, plugin="test", distribution="test")
-        )
+        register("rewards", name, lambda j=judge: j)
     return found
 
 

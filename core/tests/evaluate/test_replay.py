@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ramet.evaluate.measure import score_group
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.replay import _gone, replay
 from ramet.plugins import PluginInfo, Plugins, load_plugins
-from ramet.registry import Entry, Registries
+from ramet.registry import Registries
 from ramet.testing import OpenAIServer, RawReply
 from ramet.types import Group, Rollout, Services, Task, user_prompt
 
@@ -49,12 +49,9 @@ class Opened:
 
 
 @pytest.fixture(params=[False, True], ids=["rules", "judged"])
-def benchmark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    made, registry = Opened(judged=request.param), load_plugins().registries.benchmarks
-    entry = Entry(
-        kind="benchmark", name="opened", factory=lambda: made, config=None, plugin="test", distribution="test"
-    )
-    monkeypatch.setattr(registry, "_entries", {**registry._entries, "opened": entry})
+def benchmark(request: pytest.FixtureRequest, register: Callable[..., None]) -> Opened:
+    made = Opened(judged=request.param)
+    register("benchmarks", "opened", lambda: made)
     return made
 
 
@@ -148,16 +145,12 @@ def says(body: dict[str, Any]) -> Any:
 
 
 @pytest.fixture
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def judged(tmp_path: Path, register: Callable[..., None]) -> Path:
     """Results of a benchmark that asked a judge, and those of a pass of that judge; its server is gone."""
     with OpenAIServer(says) as server:
         made = Asking(server.url)
-        registries = load_plugins().registries
-        for kind, registry in (("benchmark", registries.benchmarks), ("reward", registries.rewards)):
-            entry = Entry(
-                kind=kind, name="asking", factory=lambda: made, config=None, plugin="test", distribution="test"
-            )
-            monkeypatch.setattr(registry, "_entries", {**registry._entries, "asking": entry})
+        for kind in ("benchmarks", "rewards"):
+            register(kind, "asking", lambda: made)
         config = json.dumps({"run": {"seed": 7}, "benchmarks": {"arithmetic": {"use": "asking"}}})
         header = replace(HEADER, settings={"config": config}, benchmarks={"arithmetic": made.info})
         partial = PartialResults(tmp_path / "results.json", header)
@@ -211,17 +204,12 @@ class CodeOptions:
 
 
 def test_code_that_a_result_names_runs_only_if_the_command_line_names_it(
-    judged: Path, monkeypatch: pytest.MonkeyPatch
+    judged: Path, monkeypatch: pytest.MonkeyPatch, register: Callable[..., None]
 ) -> None:
     """A result is passed on: neither its file of code nor a variable of the environment is for it to choose."""
-    registry = load_plugins().registries.rewards
-    made = registry._entries["asking"].factory()
+    made = load_plugins().get("rewards", "asking").build()
     built: list[CodeOptions] = []
-    entry = Entry(
-        kind="reward", name="asking", factory=lambda options: built.append(options) or made, config=CodeOptions,
-        plugin="test", distribution="test",
-    )  # fmt: skip
-    monkeypatch.setattr(registry, "_entries", {**registry._entries, "asking": entry})
+    register("rewards", "asking", lambda options: built.append(options) or made, config=CodeOptions)
     monkeypatch.setenv("SECRET", "s3cret")
     file = judged.with_name("results.judge-asking.json")
     body = json.loads(file.read_text())

@@ -14,8 +14,6 @@ from ramet.config.compose import compose
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
 from ramet.models.encoder import Encoder
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.lockstep.entropy import segment_entropy
 from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
@@ -217,10 +215,8 @@ def test_what_the_protocol_cannot_do_is_refused(encoder: Encoder) -> None:
     ]
 
 
-def test_what_a_run_cannot_give_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = load_plugins().registries.branch_policies
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    registry.add(Entry(kind=registry.kind, name="coin", factory=Coin, config=None, plugin="test", distribution="test"))
+def test_what_a_run_cannot_give_is_refused_before_the_start(register: Callable[..., None]) -> None:
+    register("branch_policy", "coin", Coin)
     keys = ["model.path=model", "branch_policy=coin", "train.tis_cap=null"]
     config = compose(keys, job="train").config
     assert check_needs(Components(config), config) == []

@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 
 from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.rollout.scoring import ScoredRollout
 from ramet.train.training import run
@@ -99,18 +97,11 @@ class ByLength:
 
 
 @pytest.fixture(autouse=True)
-def components(monkeypatch: pytest.MonkeyPatch) -> None:
-    registries = load_plugins().registries
-    for registry, name, factory in (
-        (registries.rollout_steps, "short_turns", ShortTurns),
-        (registries.rollout_steps, "named_turns", NamedTurns),
-        (registries.rewards, "by_length", ByLength),
-        (registries.branch_policies, "leaves", Leaves),
-    ):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-        registry.add(
-            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
-        )
+def components(register: Callable[..., None]) -> None:
+    register("rollout_step", "short_turns", ShortTurns)
+    register("rollout_step", "named_turns", NamedTurns)
+    register("rewards", "by_length", ByLength)
+    register("branch_policy", "leaves", Leaves)
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ramet import per_rollout
 from ramet.api import sft, train
 from ramet.models.tiny import make_tiny_model
-from ramet.plugins import load_plugins
 from ramet.policy.batching.rows import rows_of
-from ramet.registry import Entry, Registry
 from ramet.rollout.record import read_records
 from ramet.testing.doubles import echo_tool
 
@@ -27,15 +24,9 @@ CALL = '<tool_call>{"name": "say", "arguments": {"text": "hi"}}</tool_call>'
 
 
 @pytest.fixture(autouse=True)
-def tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offer(registry: Registry[Any], name: str, factory: Callable[[], Any]) -> None:
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-        registry.add(
-            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
-        )
-
-    offer(load_plugins().registries.tools, "say", lambda: echo_tool("say"))
-    offer(load_plugins().registries.rewards, "number", lambda: per_rollout(lambda rollout: float(rollout.id)))
+def tool(register: Callable[..., None]) -> None:
+    register("tools", "say", lambda: echo_tool("say"))
+    register("rewards", "number", lambda: per_rollout(lambda rollout: float(rollout.id)))
 
 
 def test_a_model_that_was_taught_the_calls_trains_two_steps_with_them(tmp_path: Path) -> None:

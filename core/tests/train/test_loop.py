@@ -22,7 +22,6 @@ from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.registry import Entry
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import read_records
 from ramet.train.loop import Loop
@@ -104,27 +103,15 @@ class JudgesAllButOne:
 
 
 @pytest.fixture(autouse=True)
-def components(monkeypatch: pytest.MonkeyPatch) -> None:
-    registries = load_plugins().registries
-    estimators = {
-        "alternating": Alternating,
-        "against_greedy": AgainstGreedy,
-        "reads_old": ReadsOld,
-        "sees_rewards": SeesRewards,
-        "with_critic": WithCritic,
-    }
-    for registry, offered in (
-        (registries.advantages, estimators),
-        (
-            registries.rewards,
-            {"but_one": JudgesAllButOne, "by_token": ByToken, "breaks": BreaksTheContract},
-        ),
-    ):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-        for name, cls in offered.items():
-            registry.add(
-                Entry(kind=registry.kind, name=name, factory=cls, config=None, plugin="test", distribution="test")
-            )
+def components(register: Callable[..., None]) -> None:
+    register("advantage", "alternating", Alternating)
+    register("advantage", "against_greedy", AgainstGreedy)
+    register("advantage", "reads_old", ReadsOld)
+    register("advantage", "sees_rewards", SeesRewards)
+    register("advantage", "with_critic", WithCritic)
+    register("rewards", "but_one", JudgesAllButOne)
+    register("rewards", "by_token", ByToken)
+    register("rewards", "breaks", BreaksTheContract)
     AgainstGreedy.given.clear()
     SeesRewards.given.clear()
 

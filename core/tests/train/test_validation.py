@@ -17,7 +17,6 @@ from ramet.evaluate.files import read_results, read_rollouts
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.checkpoint.store import read_score
-from ramet.registry import Entry
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.train.training import run
 from ramet.types import BenchmarkInfo, Rollout, Task, user_prompt
@@ -52,18 +51,10 @@ class ByStep:
 
 
 @pytest.fixture(autouse=True)
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = load_plugins().registries.benchmarks
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    for name, factory in (("by_step", ByStep), ("by_text", ByText)):
-        registry.add(
-            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
-        )
-    rewards = load_plugins().registries.rewards
-    monkeypatch.setattr(rewards, "_entries", dict(rewards._entries))
-    rewards.add(
-        Entry(kind=rewards.kind, name="varied", factory=Varied, config=None, plugin="test", distribution="test")
-    )
+def benchmark(register: Callable[..., None]) -> None:
+    register("benchmarks", "by_step", ByStep)
+    register("benchmarks", "by_text", ByText)
+    register("rewards", "varied", Varied)
     ByStep.values.clear()
     ByStep.seen.clear()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ramet.testing.openai_server import OpenAIServer, RawReply
     from ramet.testing.plugin import check_plugin
     from ramet.testing.policy_loss import check_policy_loss
+    from ramet.testing.registration import registered
     from ramet.testing.reward import check_reward
     from ramet.testing.rollout_step import check_rollout_step
     from ramet.testing.rollouts import written_rollout
@@ -51,6 +52,7 @@ _HOMES = {
     "check_tool_set": "tool",
     "echo_tool": "doubles",
     "local_services": "doubles",
+    "registered": "registration",
     "scripted_generate": "scripted_context",
     "tiny_batch": "batches",
     "tiny_loss_batch": "batches",
@@ -77,6 +79,7 @@ __all__ = [
     "check_tool_set",
     "echo_tool",
     "local_services",
+    "registered",
     "scripted_generate",
     "tiny_batch",
     "tiny_encoder",
