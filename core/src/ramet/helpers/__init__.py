@@ -16,6 +16,7 @@ from ramet.helpers.function_tool import (
 from ramet.helpers.group_scores import GroupStatistics, group_statistics, rollout_scores
 from ramet.helpers.limiter import local_limiter
 from ramet.helpers.openai.client import OpenAIClient
+from ramet.helpers.openai.http import retry_after_s
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.helpers.per_loop import PerLoop
 from ramet.helpers.single_flight import SingleFlight
@@ -42,6 +43,7 @@ __all__ = [
     "json_rows",
     "local_limiter",
     "neutralise_chat_markup",
+    "retry_after_s",
     "rollout_scores",
     "run_blocking",
 ]

@@ -19,8 +19,8 @@ import diskcache
 
 from ramet import ConfigError
 from ramet_tools_bing.arguments import Arguments
-from ramet_tools_bing.cache_disk import open_disk
-from ramet_tools_bing.cache_entries import DATABASE, database_rows, entries, kind_of, put_all, read_entries, time_of
+from ramet_tools_bing.cache_disk import ForeignKey, open_disk
+from ramet_tools_bing.cache_entries import DATABASE, entries, kind_of, put_all, read_entries, time_of
 from ramet_tools_bing.config import default_cache_folder
 from ramet_tools_bing.formats import default
 from ramet_tools_bing.queries import normalised
@@ -177,29 +177,23 @@ def _problems(opened: diskcache.Cache, repair: bool) -> list[str]:
     """What cannot be read; with `repair` it is removed."""
     problems = []
     folder = Path(opened.directory)
-    for row, key in list(database_rows(folder)):
+    for key in list(opened):
         try:
-            if key is None:
-                raise ValueError("its key is no text")
+            if isinstance(key, ForeignKey):
+                raise ValueError("its key is not a text")
             opened.get(key, retry=True)
         except (ValueError, OSError, RecursionError) as error:
-            problems.append(f"{folder}: entry {row}: {error}{' (removed)' if repair else ''}")
+            problems.append(f"{folder}: entry {_shown(key)}: {error}{' (removed)' if repair else ''}")
             if repair:
-                _remove_row(folder, row)
+                opened.delete(key, retry=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = opened.check(fix=repair, retry=True)
     return problems + [f"{folder}: {one.message}{' (mended)' if repair else ''}" for one in found]
 
 
-def _remove_row(folder: Path, row: int) -> None:
-    """By itself: diskcache would read the key, or unpickle it."""
-    connection = sqlite3.connect(folder / DATABASE, timeout=60)
-    try:
-        with connection:
-            connection.execute("DELETE FROM Cache WHERE rowid = ?", (row,))
-    finally:
-        connection.close()
+def _shown(key: str | ForeignKey) -> str:
+    return repr(key if isinstance(key, str) else key.stored)[:80]
 
 
 def _set_aside(folder: Path) -> str:

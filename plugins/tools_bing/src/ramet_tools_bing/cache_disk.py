@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,26 @@ _FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
 TIMEOUT_S = 60.0  # for a writer that another process keeps waiting
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """A key as another program stored it. It is not decoded; its entry can be deleted by it, and not read."""
+
+    stored: Any
+    raw: bool
+
+
 class JSONTextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
     """Text keys and JSON values: pickle is neither read nor written."""
 
-    def put(self, key: object) -> tuple[str, bool]:
+    def put(self, key: object) -> tuple[Any, bool]:
+        if isinstance(key, ForeignKey):
+            return key.stored, key.raw
         if type(key) is not str:
             raise TypeError("cache keys must be texts")
         return key, True
 
-    def get(self, key: Any, raw: bool) -> Any:
-        if not raw:
-            raise ValueError("refusing a pickled key")
-        return key
+    def get(self, key: Any, raw: bool) -> str | ForeignKey:
+        return key if raw and isinstance(key, str) else ForeignKey(key, bool(raw))
 
     def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> Any:
         if read:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import diskcache
 
@@ -32,22 +31,9 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 Entry = tuple[str, dict[str, Any]]  # key, value
 
 
-def database_rows(folder: Path) -> Iterator[tuple[int, str | None]]:
-    """Row and key of every entry; None: a key that is no text. Reads the database alone, whatever is stored."""
-    uri = f"file:{quote(str((folder / DATABASE).absolute()))}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True)
-    try:
-        for row, key, raw in connection.execute("SELECT rowid, key, raw FROM Cache ORDER BY rowid"):
-            if key != FORMAT_KEY:
-                yield row, key if raw and isinstance(key, str) else None
-    finally:
-        connection.close()
-
-
 def entries(cache: diskcache.Cache) -> Iterator[Entry]:
     """Every entry that can be read, in the order of its key."""
-    keys = sorted(key for _, key in database_rows(Path(cache.directory)) if key is not None)
-    for key in keys:
+    for key in sorted(key for key in cache if isinstance(key, str) and key != FORMAT_KEY):
         try:
             value = cache.get(key, retry=True)
         except (ValueError, OSError):
@@ -58,9 +44,12 @@ def entries(cache: diskcache.Cache) -> Iterator[Entry]:
 
 def holds_answers(folder: Path) -> bool:
     """Whether a cache has any entry. One that cannot be read counts: what uses it says what is wrong."""
+    if not (folder / DATABASE).exists():
+        return False
     try:
-        return (folder / DATABASE).exists() and next(database_rows(folder), None) is not None
-    except sqlite3.Error:
+        with open_disk(folder) as cache:
+            return any(key != FORMAT_KEY for key in cache)
+    except (ConfigError, sqlite3.Error, OSError):
         return True
 
 

@@ -7,11 +7,8 @@ No redirect is followed: the key would go to wherever the answer points.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
-import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
+from ramet.helpers import retry_after_s
 from ramet_tools_bing.providers.base import FaultKind, ProviderError
 
 MAX_BYTES = 5_000_000
@@ -147,16 +145,9 @@ def decoded_json(body: bytes, who: str) -> Any:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from a number or a date. None: there is none that can be read."""
-    value = headers.get("retry-after", "").strip()
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return None
-    return min(max(0.0, seconds), LONGEST_RETRY_AFTER_S) if math.isfinite(seconds) else None
+    """Seconds, bounded. None: there is none that can be read."""
+    seconds = retry_after_s(headers.get("retry-after"))
+    return None if seconds is None else min(seconds, LONGEST_RETRY_AFTER_S)
 
 
 def _code(headers: Mapping[str, str]) -> str:

@@ -74,7 +74,7 @@ class Http:
                 self._said(url, f"{reply.status} {reply.reason}{_explained(content)}"),
                 again=reply.status in AGAIN or reply.status >= 500,
                 status=reply.status,
-                retry_after_s=_retry_after(reply.headers.get("Retry-After")),
+                retry_after_s=retry_after_s(reply.headers.get("Retry-After")),
             )
         try:
             return _object(content)
@@ -129,8 +129,11 @@ def _explained(content: bytes) -> str:
     return f": {text[:SHOWN]}" if text else ""
 
 
-def _retry_after(value: str | None) -> float | None:
-    """Seconds from now; the header holds seconds or a date (RFC 9110, 10.2.3)."""
+def retry_after_s(value: str | None) -> float | None:
+    """Return how many seconds from now a `Retry-After` asks to wait; None: there is none that can be read.
+
+    The header holds seconds or a date (RFC 9110, 10.2.3).
+    """
     if not value:
         return None
     try:
