@@ -1,4 +1,4 @@
-"""`ramet doctor`: findings of the core and of packages, and how each is mended."""
+"""`ramet doctor`: findings of the core and of packages, and how each is fixed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def healthy(context: DoctorContext) -> Iterable[Finding]:
 
 def ill(context: DoctorContext) -> Iterable[Finding]:
     text = f"the key {context.options['tools.mcp'].env['KEY']} is refused"
-    yield Finding(what="key", severity=Severity.PROBLEM, text=text, mend="export KEY=…")
+    yield Finding(what="key", severity=Severity.PROBLEM, text=text, fix="export KEY=…")
 
 
 async def slow(context: DoctorContext) -> list[Finding]:
@@ -74,15 +74,15 @@ def test_packages_are_asked_one_after_the_other_and_none_stops_the_others(
     ]
     assert lines[5].startswith("  problem  doctor   the check itself failed: KeyError: 'zone' (")
     assert lines[6:] == [
-        "                    mend: report it to the authors of ramet-broken",
+        "                    fix: report it to the authors of ramet-broken",
         "slow (ramet-slow)",
         "  note     network  offline: True",
         "gone (ramet-gone)",
         "  problem  doctor   doctor 'gone' of ramet-gone: ImportError: no module 'x'",
-        "                    mend: report it to the authors of ramet-gone",
+        "                    fix: report it to the authors of ramet-gone",
         "odd (ramet-odd)",
         "  problem  doctor   the check itself failed: TypeError: returned 'x', which is no Finding",
-        "                    mend: report it to the authors of ramet-odd",
+        "                    fix: report it to the authors of ramet-odd",
         "2 ok, 1 note, 3 problem",
     ]
 
@@ -121,7 +121,7 @@ def test_a_check_sees_the_options_of_the_run_and_prints_no_key(
         "what": "key",
         "severity": "problem",
         "text": "the key ${oc.env:DOCTORS_SECRET} is refused",
-        "mend": "export KEY=…",
+        "fix": "export KEY=…",
     }
 
 
@@ -134,12 +134,12 @@ def test_json_is_a_list_of_packages_and_the_exit_code_says_whether_there_is_a_pr
         {
             "name": "core",
             "distribution": "ramet",
-            "findings": [{"what": "disk", "severity": "ok", "text": "much", "mend": None}],
+            "findings": [{"what": "disk", "severity": "ok", "text": "much", "fix": None}],
         },
         {
             "name": "healthy",
             "distribution": "ramet-healthy",
-            "findings": [{"what": "cache", "severity": "ok", "text": "12 entries", "mend": None}],
+            "findings": [{"what": "cache", "severity": "ok", "text": "12 entries", "fix": None}],
         },
     ]
 
@@ -167,7 +167,7 @@ def test_what_the_cores_own_checks_find_is_hidden_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     offer(monkeypatch)
-    found = Finding(what="cluster", severity=Severity.PROBLEM, text="ray://me:p@ss@head: gone", mend="ask me:x")
+    found = Finding(what="cluster", severity=Severity.PROBLEM, text="ray://me:p@ss@head: gone", fix="ask me:x")
     monkeypatch.setattr(job, "check_host", lambda config: [found])
     assert main(["doctor"]) == 1
     assert "ray://me:***@head: gone" in capsys.readouterr().out
@@ -189,7 +189,7 @@ def test_the_cores_own_checks_find_a_small_disk_and_little_shared_memory(monkeyp
     resolved = compose(["cluster=ray", "engine=torch", "model.path=''", *mcp], job="doctor")
     found = {one.what: one for one in host.check_host(resolved.config)}
     assert found["versions"].severity is Severity.OK
-    assert (found["runs"].severity, found["runs"].mend) == (
+    assert (found["runs"].severity, found["runs"].fix) == (
         Severity.WARNING,
         "make room, or set run.root to a folder on a larger disk",
     )
@@ -197,7 +197,7 @@ def test_the_cores_own_checks_find_a_small_disk_and_little_shared_memory(monkeyp
         what="tools.clock",
         severity=Severity.PROBLEM,
         text="there is no program 'no-such-program'",
-        mend="install it, or correct tools.clock.params.command",
+        fix="install it, or correct tools.clock.params.command",
     )
     assert (found["shared memory"].severity, found["shared memory"].text) == (Severity.WARNING, "0.5 GiB in /")
 
@@ -236,7 +236,7 @@ def test_a_broken_plugin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
         what="plugin weather",
         severity=Severity.PROBLEM,
         text="ImportError: no module",
-        mend="pip install --upgrade ramet-weather, or leave it out: RAMET_BLOCK_PLUGINS=weather",
+        fix="pip install --upgrade ramet-weather, or leave it out: RAMET_BLOCK_PLUGINS=weather",
     )
 
 
@@ -279,3 +279,8 @@ def test_what_a_component_logs_of_its_start_is_not_above_the_findings(
     with caplog.at_level(logging.INFO, "ramet"):
         examine(compose(["model.path=''"], job="doctor"), offline=True)
         assert caplog.messages == ["a warning"] and logging.getLogger("ramet").level == logging.INFO
+
+
+def test_a_check_of_before_that_says_mend_is_read() -> None:
+    found = Finding(what="key", severity=Severity.PROBLEM, text="not set", mend="export KEY=…")
+    assert found == Finding(what="key", severity=Severity.PROBLEM, text="not set", fix="export KEY=…")

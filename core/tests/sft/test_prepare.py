@@ -129,7 +129,7 @@ def test_malformed_rows_are_listed_by_reason_and_refused(tiny_model: Path, tmp_p
         f"{file}, rows 1, 5: <result> is not closed",
         f"{file}, row 2: <answer> is not closed",
         f"{file}, row 4: 'conversations' is empty",
-        "sft.data: 4 of 5 rows are malformed; mend them, or set sft.malformed=skip to leave them out, or "
+        "sft.data: 4 of 5 rows are malformed; fix them, or set sft.malformed=skip to leave them out, or "
         "sft.malformed=keep to train on those that can be read as they are",
     ]
 
@@ -159,7 +159,7 @@ def test_malformed_traces_can_be_kept_and_rows_that_cannot_be_read_cannot(tiny_m
         prepare(config)
     assert caught.value.problems == [
         f"{tmp_path / 'train.jsonl'}, row 4: 'conversations' is empty",
-        "sft.data: 1 of 5 rows are malformed; mend them, or set sft.malformed=skip to leave them out",
+        "sft.data: 1 of 5 rows are malformed; fix them, or set sft.malformed=skip to leave them out",
     ]
     config = configured(tiny_model, tmp_path, *(one for one in MALFORMED if one["conversations"]))
     config.config.sft.malformed = Malformed.KEEP

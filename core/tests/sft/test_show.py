@@ -113,5 +113,5 @@ def test_everything_that_is_wrong_is_reported_together(
     assert capsys.readouterr().err == (
         f"error: model.path: '{tmp_path / 'no'}' is not a folder; the tokenizer's files must be on this machine\n"
         f"error: {tmp_path / 't.jsonl'}, row 1: 'messages' is empty\n"
-        "error: sft.data: 1 of 1 rows are malformed; mend them, or set sft.malformed=skip to leave them out\n"
+        "error: sft.data: 1 of 1 rows are malformed; fix them, or set sft.malformed=skip to leave them out\n"
     )

@@ -24,7 +24,7 @@ def checked(*configs: SearchConfig, offline: bool = False) -> dict[str, Finding]
 def test_without_anything_the_sample_answers_and_how_to_change_that_is_said() -> None:
     found = checked()
     assert found["search provider"].severity is Severity.NOTE and "BRIGHTDATA_API_KEY" in (
-        found["search provider"].mend or ""
+        found["search provider"].fix or ""
     )
     assert found["search answer"].severity is Severity.OK and set(found) == {"search provider", "search answer"}
 
@@ -50,7 +50,7 @@ def test_a_service_is_asked_once(bing: Any, behaviour: str, severity: Severity, 
 
 def test_what_helps_depends_on_who_does_not_answer() -> None:
     found = checked(SearchConfig(provider="retrieval", url="http://127.0.0.1:9/x", cache="off"))
-    assert (found["search answer"].severity, found["search answer"].mend) == (
+    assert (found["search answer"].severity, found["search answer"].fix) == (
         Severity.PROBLEM,
         "look at tools.search.params.url, and whether the server runs",
     )
@@ -66,9 +66,9 @@ def test_options_and_a_cache_that_cannot_be_used_are_problems(bing: Any, tmp_pat
     (bing.folder / "cache.db").write_bytes(b"torn" * 1000)
     found = checked(SearchConfig(cache="no"), bing.options("http://127.0.0.1:9/"), offline=True)
     options = found["search options"]
-    assert (options.text, options.mend) == ("tools.search.params.cache is 'no'", "allowed: rw, ro, refresh, off")
+    assert (options.text, options.fix) == ("tools.search.params.cache is 'no'", "allowed: rw, ro, refresh, off")
     assert found["search1 cache"].severity is Severity.PROBLEM
-    assert found["search1 cache"].mend == f"`ramet cache check --repair --folder {bing.folder}`"
+    assert found["search1 cache"].fix == f"`ramet cache check --repair --folder {bing.folder}`"
 
 
 def test_what_to_do_about_an_option_is_beside_what_is_wrong() -> None:
@@ -77,7 +77,7 @@ def test_what_to_do_about_an_option_is_beside_what_is_wrong() -> None:
             what="search options",
             severity=Severity.PROBLEM,
             text=f"tools.search.params.corpus is 'nowhere', which does not exist (working directory {Path.cwd()})",
-            mend="`ramet corpus build FILE --out CORPUS` makes one",
+            fix="`ramet corpus build FILE --out CORPUS` makes one",
         )
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from ramet import DoctorContext, Finding, Severity
 from ramet_tools_python import PythonConfig
-from ramet_tools_python.doctor import MEND, _of, isolation_check
+from ramet_tools_python.doctor import FIXES, _of, isolation_check
 from ramet_tools_python.isolation import Isolation
 
 
@@ -20,7 +20,7 @@ def test_a_level_that_was_chosen_is_named_with_the_key_that_chose_it() -> None:
     [found] = findings(PythonConfig(isolation="0", preload=[]))
     assert (found.what, found.severity) == ("tools.python isolation", Severity.WARNING)
     assert found.text.startswith("isolation level 0 (limits and no privileges")
-    assert found.mend == "tools.python.params.isolation=auto, not 0"
+    assert found.fix == "tools.python.params.isolation=auto, not 0"
 
 
 def test_what_keeps_the_tool_from_starting_is_a_problem() -> None:
@@ -35,7 +35,7 @@ def test_what_keeps_the_tool_from_starting_is_a_problem() -> None:
 def test_a_host_that_allows_less_is_told_why_and_what_to_do(level: int, severity: Severity) -> None:
     missing = {} if level == 3 else {level + 1: "unshare: Operation not permitted"}
     found = _of("tools.python", Isolation(level=level, missing=missing))
-    assert (found.severity, found.mend) == (severity, MEND.get(level + 1))
+    assert (found.severity, found.fix) == (severity, FIXES.get(level + 1))
     assert found.text.endswith("Operation not permitted") or level == 3
 
 
@@ -43,4 +43,4 @@ def test_programs_that_run_as_root_are_named_with_the_reason() -> None:
     missing = {3: "own user: another user cannot read /opt/python"}
     found = _of("tools.python", Isolation(level=1, way="root", missing=missing))
     assert "but as root" in found.text and found.text.endswith("another user cannot read /opt/python")
-    assert found.mend == "tools.python.params.isolation=auto, not 1"
+    assert found.fix == "tools.python.params.isolation=auto, not 1"

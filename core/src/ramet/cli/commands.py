@@ -31,7 +31,7 @@ JOBS = {
 COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "play": Command("play one prompt with tools, and print every turn", "play:run"),
     "tool": Command("call one tool, with the settings of a run", "tool:run"),
-    "doctor": Command("see what of this machine and its keys does not work, and how to mend it", "doctor:run"),
+    "doctor": Command("check this machine and its API keys, and suggest fixes", "doctor:run"),
     "recipes": Command("list whole experiments to begin with, and what they need", "recipes:run"),
     "config": Command("print a configuration, or where a value comes from", "config:run"),
     "check-logprobs": Command("see whether engine and trainer agree", "check_logprobs:run"),

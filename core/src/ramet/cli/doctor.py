@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         prog="ramet doctor",
         add_help=False,
         usage="ramet doctor [--offline] [--json] [--config-dir DIR] [key=value …]",
-        description="What of this machine, its packages and its keys does not work, and how to mend it.",
+        description="Check this machine, its packages and its API keys, and suggest a fix for each problem.",
         epilog="Keys are those of a run, which is then looked at: experiment=NAME, tools=[search]. Packages add checks "
         "of their own. Nothing is changed. Ends with exit code 1 if there is a problem.",
     )
@@ -49,14 +49,14 @@ def as_json(examined: Sequence[Examined]) -> str:
 
 
 def lines(examined: Sequence[Examined]) -> Iterator[str]:
-    """A heading for each package, a line for each finding, and below it how to mend it."""
+    """A heading for each package, a line for each finding, and its fix below."""
     wide = max((len(one.what) for part in examined for one in part.findings), default=0)
     for part in examined:
         yield part.distribution if part.name == BUILTIN else f"{part.name} ({part.distribution})"
         for one in part.findings:
             yield f"  {one.severity:8} {one.what:{wide}}  {one.text}"
-            if one.mend is not None:
-                yield f"  {'':8} {'':{wide}}  mend: {one.mend}"
+            if one.fix is not None:
+                yield f"  {'':8} {'':{wide}}  fix: {one.fix}"
     counted = [sum(one.severity is kind for part in examined for one in part.findings) for kind in Severity]
     said = ", ".join(f"{n} {kind}" for n, kind in zip(counted, Severity, strict=True) if n)
     yield f"{said}" if said else "nothing was checked"

@@ -1,1 +1,1 @@
-"""`ramet doctor`: what of this machine and its keys does not work, and how to mend it."""
+"""`ramet doctor`: checks of this machine, its packages and its API keys, with a fix for each problem."""

@@ -38,8 +38,8 @@ def check_host(config: Config) -> Iterator[Finding]:
     yield from _mcp_servers(config)
 
 
-def _found(what: str, text: str, severity: Severity = Severity.OK, mend: str | None = None) -> Finding:
-    return Finding(what=what, severity=severity, text=text, mend=mend)
+def _found(what: str, text: str, severity: Severity = Severity.OK, fix: str | None = None) -> Finding:
+    return Finding(what=what, severity=severity, text=text, fix=fix)
 
 
 def _versions() -> Finding:
@@ -57,8 +57,10 @@ def _installed(name: str) -> str | None:
 def _torch() -> Iterator[Finding]:
     missing = [name for name in extras_of("ramet").get("train", ()) if _installed(name) is None]
     if missing:
-        mend = "pip install 'ramet[train]'"
-        yield _found("packages", f"not installed: {', '.join(missing)}; no training here", Severity.PROBLEM, mend)
+        fix = "pip install 'ramet[train]'"
+        yield _found(
+            "packages", f"not installed: {', '.join(missing)}; `ramet train` cannot run", Severity.PROBLEM, fix
+        )
     if importlib.util.find_spec("torch") is None:
         return
     import torch
@@ -70,8 +72,8 @@ def _torch() -> Iterator[Finding]:
         yield _found("torch", f"{torch.__version__}, {len(names)} x {names[0]} of {memory:.0f} GiB")
     elif driver:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        mend = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
-        yield _found("torch", f"{torch.__version__} sees no GPU, {built}", Severity.PROBLEM, mend)
+        fix = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
+        yield _found("torch", f"{torch.__version__} sees no GPU, {built}", Severity.PROBLEM, fix)
     else:
         yield _found("torch", f"{torch.__version__}, {os.cpu_count()} cores, no GPU")
 
@@ -132,8 +134,8 @@ def _disk(what: str, folder: Path, key: str) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(folder).free
     text, little = f"{free / GIB:.0f} GiB free in {folder}", free < LITTLE_DISK
-    mend = f"make room, or set {key} to a folder on a larger disk" if little else None
-    yield _found(what, text, Severity.WARNING if little else Severity.OK, mend)
+    fix = f"make room, or set {key} to a folder on a larger disk" if little else None
+    yield _found(what, text, Severity.WARNING if little else Severity.OK, fix)
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
@@ -144,8 +146,8 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
     little = total < LITTLE_SHARED
     needed = config.cluster.name == "ray" or config.engine.name == "vllm"
     severity = (Severity.WARNING if needed else Severity.NOTE) if little else Severity.OK
-    mend = "start the container with --shm-size=8g (Kubernetes: an emptyDir of medium Memory)" if little else None
-    yield _found("shared memory", f"{total / GIB:.1f} GiB in {SHARED}", severity, mend)
+    fix = "start the container with --shm-size=8g (Kubernetes: an emptyDir of medium Memory)" if little else None
+    yield _found("shared memory", f"{total / GIB:.1f} GiB in {SHARED}", severity, fix)
 
 
 def _mcp_servers(config: Config) -> Iterator[Finding]:

@@ -99,7 +99,7 @@ def _plugins() -> Iterator[Finding]:
                 what=f"plugin {info.name}",
                 severity=Severity.PROBLEM,
                 text=" ".join(info.broken.split()),
-                mend=f"pip install --upgrade {info.distribution}, or leave it out: RAMET_BLOCK_PLUGINS={info.name}",
+                fix=f"pip install --upgrade {info.distribution}, or leave it out: RAMET_BLOCK_PLUGINS={info.name}",
             )
         elif info.slow is not None:
             yield Finding(what=f"plugin {info.name}", severity=Severity.NOTE, text=info.slow)
@@ -123,7 +123,7 @@ def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:
             what="doctor",
             severity=Severity.PROBLEM,
             text=problem,
-            mend=f"report it to the authors of {entry.distribution}",
+            fix=f"report it to the authors of {entry.distribution}",
         )
     ]
 
@@ -135,5 +135,5 @@ async def _awaited(made: Any) -> Any:
 
 def _hidden(finding: Finding) -> Finding:
     """Without keys, whatever the check wrote."""
-    mend = None if finding.mend is None else hide(finding.mend)
-    return Finding(what=finding.what, severity=finding.severity, text=hide(finding.text), mend=mend)
+    fix = None if finding.fix is None else hide(finding.fix)
+    return Finding(what=finding.what, severity=finding.severity, text=hide(finding.text), fix=fix)

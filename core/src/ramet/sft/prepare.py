@@ -141,7 +141,7 @@ def _malformed(report: TraceReport, rule: Malformed) -> list[str]:
     keep = ", or sft.malformed=keep to train on those that can be read as they are" if report.malformed else ""
     return [
         *_first(grouped(refused)),
-        f"sft.data: {rows} of {report.rows} rows are malformed; mend them, or set sft.malformed=skip to leave them out"
+        f"sft.data: {rows} of {report.rows} rows are malformed; fix them, or set sft.malformed=skip to leave them out"
         + (keep if rule is Malformed.ERROR else ""),
     ]
 

@@ -104,8 +104,8 @@ def _check(where: str, kind: str, entry: Entry[Any], options: Any, given: dict[s
     except (Exception, SystemExit) as error:
         what = "its default options" if options is None else f"the options {options!r}"
         others = f"; give it others in options={{{where!r}: {{…}}}}, or skip it with a reason"
-        mend = others if options is None and (error.__cause__ or not isinstance(error, PluginError)) else ""
-        raise AssertionError(f"cannot build it with {what}: {first_line(error)}{mend}") from error
+        fix = others if options is None and (error.__cause__ or not isinstance(error, PluginError)) else ""
+        raise AssertionError(f"cannot build it with {what}: {first_line(error)}{fix}") from error
     if entry.kind == "tool" and is_tool_set(built):
         load_check(kind, "check_tool_set")(build, **given)
     elif entry.kind == "tool":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of `ramet doctor`. `mend` says how, as a command or a key where possible; none for what is ok.
+    """One line of `ramet doctor`. `fix` says what to do, as a command or a key where possible; None for what is ok.
 
     Texts never hold a key or password, not even in part: say which variable holds it.
     """
@@ -29,7 +29,12 @@ class Finding:
     what: str  # a few words: "search key", "isolation"
     severity: Severity
     text: str  # what was found
-    mend: str | None = None
+    fix: str | None = None
+    mend: InitVar[str | None] = None  # the former name of `fix`, which checks of earlier plugins use
+
+    def __post_init__(self, mend: str | None) -> None:
+        if mend is not None and self.fix is None:
+            object.__setattr__(self, "fix", mend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

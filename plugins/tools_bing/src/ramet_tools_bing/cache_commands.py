@@ -1,4 +1,4 @@
-"""`ramet cache`: look at the cache of web searches, exchange its entries, and mend it."""
+"""`ramet cache`: inspect, export, import and repair the cache of web searches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ramet_tools_bing.results import read_stored
 
 
 def cache(arguments: Sequence[str]) -> int:
-    """look at the cache of web searches, exchange its entries, and mend it"""
+    """inspect, export, import and repair the cache of web searches"""
     options = _parser().parse_args(arguments)
     code: int = options.run(options)
     return code

@@ -40,8 +40,8 @@ async def search_check(context: DoctorContext) -> list[Finding]:
     return found
 
 
-def _wrong(tool: str, text: str, mend: str) -> Finding:
-    return Finding(what=f"{tool} options", severity=Severity.PROBLEM, text=text, mend=mend)
+def _wrong(tool: str, text: str, fix: str) -> Finding:
+    return Finding(what=f"{tool} options", severity=Severity.PROBLEM, text=text, fix=fix)
 
 
 def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
             what=f"{tool} provider",
             severity=Severity.NOTE,
             text="the small sample of ramet-tools-bing: no key is set, and no corpus",
-            mend=f"set {', '.join(KEYS.values())}, or tools.{tool}.params.corpus=FILE (`ramet corpus build`)",
+            fix=f"set {', '.join(KEYS.values())}, or tools.{tool}.params.corpus=FILE (`ramet corpus build`)",
         )
     else:
         text = f"{provider} {config.corpus or config.url}"
@@ -86,12 +86,12 @@ async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
         finally:
             await provider.aclose()
     except (ProviderError, ConfigError, InfraError) as error:
-        mend = _mend(tool, config)
-        return Finding(what=what, severity=Severity.PROBLEM, text=str(error), mend=mend)
+        fix = _fix(tool, config)
+        return Finding(what=what, severity=Severity.PROBLEM, text=str(error), fix=fix)
     return Finding(what=what, severity=Severity.OK, text=f"{len(items)} results for {PROBE!r}")
 
 
-def _mend(tool: str, config: SearchConfig) -> str:
+def _fix(tool: str, config: SearchConfig) -> str:
     """Of a provider that did not answer."""
     provider, key = chosen_provider(config), f"tools.{tool}.params"
     if provider == "brightdata":
@@ -111,8 +111,8 @@ def _cache(tool: str, config: SearchConfig) -> Iterator[Finding]:
     try:
         disk = open_disk(folder)
     except (ConfigError, sqlite3.Error, OSError) as error:
-        mend = f"`ramet cache check --repair --folder {folder}`"
-        yield Finding(what=f"{tool} cache", severity=Severity.PROBLEM, text=f"{folder}: {error}", mend=mend)
+        fix = f"`ramet cache check --repair --folder {folder}`"
+        yield Finding(what=f"{tool} cache", severity=Severity.PROBLEM, text=f"{folder}: {error}", fix=fix)
         return
     try:
         yield Finding(what=f"{tool} cache", severity=Severity.OK, text=f"{folder}: {len(disk) - 1} entries")

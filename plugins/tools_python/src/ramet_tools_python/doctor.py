@@ -8,7 +8,7 @@ from ramet_tools_python.isolation import LEVELS, Isolation
 from ramet_tools_python.tool import python_tool
 
 HIGHEST = max(LEVELS)
-MEND = {
+FIXES = {
     1: "use Linux on x86-64 or ARM64, and a container whose profile allows the system call seccomp",
     2: "use Linux 5.13 or newer with Landlock, and a container whose profile allows it, as Docker's default does",
     3: "allow user namespaces, or run Ramet as root with an interpreter and a scratch folder that other users can read",
@@ -26,8 +26,8 @@ async def _finding(key: str, options: PythonConfig) -> Finding:
         async with python_tool(options) as tool:
             return _of(key, await tool.isolation())
     except (ConfigError, InfraError) as error:
-        mend = "choose what this host allows, or let it allow more"
-        return Finding(what=f"{key} isolation", severity=Severity.PROBLEM, text=str(error), mend=mend)
+        fix = "choose what this host allows, or let it allow more"
+        return Finding(what=f"{key} isolation", severity=Severity.PROBLEM, text=str(error), fix=fix)
 
 
 def _of(key: str, isolation: Isolation) -> Finding:
@@ -36,9 +36,9 @@ def _of(key: str, isolation: Isolation) -> Finding:
         return Finding(what=what, severity=Severity.OK, text=isolation.text)
     severity = Severity.NOTE if isolation.level == 2 else Severity.WARNING
     reasons = [f"no level {level}: {why}" for level, why in sorted(isolation.missing.items())]
-    mend = (
-        MEND[isolation.level + 1]
+    fix = (
+        FIXES[isolation.level + 1]
         if isolation.level + 1 in isolation.missing
         else f"tools.python.params.isolation=auto, not {isolation.level}"
     )
-    return Finding(what=what, severity=severity, text="; ".join([isolation.text, *reasons]), mend=mend)
+    return Finding(what=what, severity=severity, text="; ".join([isolation.text, *reasons]), fix=fix)
