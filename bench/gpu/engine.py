@@ -20,8 +20,8 @@ from ramet.engines.protocol import Completion, Request, Sampling
 from ramet.engines.torch import TorchEngine
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model, load_tokenizer
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def run_engine(size: Size, model: ModelConfig) -> Sampled:
         max_response_tokens=size.sampled, total_steps=1, seed=1,
     )  # fmt: skip
     rows = sampled_rows(prompts, completions)
-    trained = PolicyWorker(spec).logprobs(rows)
+    trained = PolicyRank(spec).logprobs(rows)
     gaps = np.abs(np.concatenate(trained) - np.concatenate([row.engine_logprobs for row in rows]))
     sampled = sum(len(done.token_ids) for done in completions)
     return Sampled(tokens_per_s=sampled / seconds, gap_mean=float(gaps.mean()), gap_p99=float(np.percentile(gaps, 99)))

@@ -65,7 +65,7 @@ def start_and_reserve(config: ModelConfig, size: Size, attention: Attention) -> 
         optimizer = make_optimizer(model.parameters(), options)
         rows = random_rows(size.sequences, size.prompt, [size.response], size.shape["vocab_size"])
         for batch in micro_batches(rows, budget=BUDGET, cost=attention_cost(model.model, device)):
-            model.token_logprobs(batch.to(device), 1.0, Entropy.DETACHED).logprobs.mean().backward()
+            model(batch.to(device), 1.0, Entropy.DETACHED).logprobs.mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         text = f"starts in {seconds:.1f} s, one update"

@@ -18,7 +18,7 @@ from ramet.models.loading import load_model
 from ramet.models.varlen import has_varlen
 from ramet.policy.batching.packing import PackedLayout, micro_batch
 from ramet.policy.batching.rows import Row
-from ramet.policy.logprob_model import token_logprobs
+from ramet.policy.logprob_model import LogprobModel
 
 LIMITS = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 0.05)}  # log-probabilities in nats; gradients, relative
 
@@ -72,7 +72,7 @@ def _pass(model: PreTrainedModel, rows: Sequence[Row], groups: list[list[int]]) 
     found = []
     for group in groups:
         batch = micro_batch(rows, group, PackedLayout.PACKED).to(model.device)
-        scores = token_logprobs(model, batch, 1.0, Entropy.NONE)
+        scores = LogprobModel(model)(batch, 1.0, Entropy.NONE)
         scores.logprobs.sum().backward()
         found.append(scores.logprobs.detach())
     gradients = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]

@@ -136,7 +136,7 @@ def _seconds(scorer: LogprobModel, batches: list[MicroBatch], updates: int) -> f
             synchronise()
             started = time.perf_counter()
         for batch in batches:
-            scorer.token_logprobs(batch, 1.0, Entropy.DETACHED).logprobs.mean().backward()
+            scorer(batch, 1.0, Entropy.DETACHED).logprobs.mean().backward()
         clip_gradients(scorer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -146,7 +146,7 @@ def _seconds(scorer: LogprobModel, batches: list[MicroBatch], updates: int) -> f
 
 def _logprobs(scorer: LogprobModel, batch: MicroBatch) -> torch.Tensor:
     with torch.no_grad():
-        return scorer.token_logprobs(batch, 1.0, Entropy.NONE).logprobs
+        return scorer(batch, 1.0, Entropy.NONE).logprobs
 
 
 def _planned(size: Size, model: ModelConfig, how: Pass) -> int:

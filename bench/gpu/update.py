@@ -15,8 +15,8 @@ from ramet.config.schema import Config, DataConfig, ModelConfig, PolicyConfig, R
 from ramet.planning.memory_policy import TrainedModel, phases
 from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 
 DENSE_BF16 = 989e12  # FLOP/s of an H100 or H200, dense: https://www.nvidia.com/en-us/data-center/h200/
 BUDGETS = (16384, 8192, 4096)  # tokens of a micro-batch, the first that fits is taken
@@ -42,7 +42,7 @@ def run_update(size: Size, model: ModelConfig, *, checkpointing: bool, compiled:
     if not fitting:
         return None
     policy = _policy(fitting[0] if cuda else BUDGETS[-1], checkpointing, compiled)
-    worker = PolicyWorker(_spec(size, model, policy))
+    worker = PolicyRank(_spec(size, model, policy))
     rows = random_rows(size.sequences, size.prompt, [size.response], shape.vocab)
     advantages = torch.ones(len(rows), size.response)
     advantages[::2] *= -1

@@ -32,8 +32,8 @@ from ramet.engines.weight_chunks import CHUNK_BYTES
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_tokenizer
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 
 Write = Callable[[str, str], None]
 SHARE = 0.4  # of the GPU, for the engine; the rank stays on it
@@ -69,7 +69,7 @@ class Check:
             model=self._model, policy=PolicyConfig(lr=1e-3), train=TrainConfig(), policy_loss=PpoClip(PpoClipConfig()),
             temperature=1.0, max_response_tokens=self._size.sampled, total_steps=10, seed=1,
         )  # fmt: skip
-        self._policy = PolicyWorker(spec)
+        self._policy = PolicyRank(spec)
         self._policy.rest()
         started = time.perf_counter()
         engine = self._start()

@@ -28,7 +28,7 @@ from words import CHAT_TEMPLATE
 
 import ramet
 from ramet import user_prompt
-from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
+from ramet.cluster.local import LocalBackend, LocalRanks, LocalRollouts
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
 from ramet.config.compose import compose
@@ -152,7 +152,7 @@ def serve(work: Path) -> None:
             config=config,
             folder=folder,
             prepared=prepared,
-            backend=LocalBackend(LocalPolicy(policy, None), rollouts, services),
+            backend=LocalBackend(LocalRanks(policy, None), rollouts, services),
             policy=policy,
             prefixes=None,
             critic=None,

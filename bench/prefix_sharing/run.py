@@ -29,7 +29,7 @@ from ramet.models.tiny import tiny_model
 from ramet.policy.batching.packing import MicroBatch, model_cost
 from ramet.policy.batching.partition import RankLayout, own_micro_batches, own_shared_micro_batches
 from ramet.policy.batching.rows import Row
-from ramet.policy.logprob_model import token_logprobs
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.shared_attention import install_shared_attention
 
 SHAPES = (
@@ -71,7 +71,7 @@ def passes(model: PreTrainedModel, batches: Sequence[MicroBatch]) -> tuple[Tenso
     model.zero_grad()
     found: dict[int, Tensor] = {}
     for batch in batches:
-        tokens = token_logprobs(model, batch, 1.0, Entropy.DETACHED)
+        tokens = LogprobModel(model)(batch, 1.0, Entropy.DETACHED)
         pieces = dict(zip(batch.rows, torch.split(tokens.logprobs, list(batch.lengths)), strict=True))
         loss = sum(((1 + i % 3) * piece.mean() for i, piece in pieces.items()), torch.zeros(()))
         loss.backward()  # type: ignore[no-untyped-call]

@@ -210,14 +210,14 @@ def watched(walks: dict[str, Walk]) -> Iterator[None]:
         return call
 
     from ramet.algorithms.losses import ppo_clip
-    from ramet.policy import worker
+    from ramet.policy import rank
 
     patch(torch_engine.TorchEngine, "generate", generate)
     patch(search_tool.SearchTool, "__call__", tool)
     patch(asyncio.BaseEventLoop, "create_task", create_task)
     patch(ThreadPoolExecutor, "submit", submit)
     patch(ppo_clip.PpoClip, "__call__", loss)
-    patch(worker.PolicyWorker, "update", updating)
+    patch(rank.PolicyRank, "update", updating)
     sys.setprofile(profile)
     threading.setprofile(profile)
     try:

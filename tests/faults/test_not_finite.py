@@ -11,7 +11,6 @@ from torch import Tensor
 from ramet.policy.checkpoint.dcp import read_whole
 from ramet.policy.checkpoint.store import verify
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.train_rank import Outcome
 
 
 def saved(run: Path, step: int, kind: str) -> dict[str, Tensor]:
@@ -60,18 +59,15 @@ def test_a_resume_of_a_run_that_diverged_does_not_begin_to_count_anew(workspace)
 
 def test_weights_between_two_steps_are_never_saved_as_those_of_a_step(workspace, monkeypatch):
     """A good optimiser step, and then three bad ones, all within step 2."""
-    from ramet.policy.worker import PolicyWorker
+    from ramet.policy.model_trainer import ModelTrainer
 
-    step, calls = PolicyWorker._optimizer_step, []
+    step, calls = ModelTrainer.optimizer_step, []
 
-    def breaking(self, *arguments, **named):
-        calls.append(named["step"])
-        if calls.count(2) > 1:
-            self._train_rank._count_bad_steps(Outcome(finite=False, loss=float("nan"), norm=0.0), [])
-            return False
-        return step(self, *arguments, **named)
+    def breaking(self, loss, rows, **named):
+        calls.append(self.step)
+        return step(self, float("nan") if calls.count(2) > 1 else loss, rows, **named)
 
-    monkeypatch.setattr(PolicyWorker, "_optimizer_step", breaking)
+    monkeypatch.setattr(ModelTrainer, "optimizer_step", breaking)
     with pytest.raises(TrainingDiverged):
         workspace.train("within", "train.minibatches=4", "train.save_every=100", steps=3)
     assert not list((workspace.runs / "within/checkpoints").iterdir())

@@ -5,25 +5,27 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ramet.algorithms.offpolicy import SampledTokens, off_policy_weights
+from ramet.algorithms.offpolicy import off_policy_weights
 from ramet.config.schema import TisLevel, TrainConfig
+from ramet.types import LossInputs
 
-Tokens = Callable[..., SampledTokens]
+Tokens = Callable[..., LossInputs]
 
 
 @pytest.fixture
 def tokens() -> Tokens:
     """All of one sequence, sampled, of the policy itself, with advantage 1, unless said otherwise."""
 
-    def build(old: list[float], engine: list[float], **given: list[float]) -> SampledTokens:
+    def build(old: list[float], engine: list[float], **given: list[float]) -> LossInputs:
         n = len(old)
-        return SampledTokens(
+        return LossInputs(
             logprobs=torch.tensor(given.get("policy", old)),
             old_logprobs=torch.tensor(old),
             engine_logprobs=torch.tensor(engine),
             advantages=torch.tensor(given.get("advantages", [1.0] * n)),
             mask=torch.tensor(given.get("mask", [1.0] * n)).bool(),
             sequence_ids=torch.tensor(given.get("sequences", [0.0] * n)).long(),
+            **{name: torch.zeros(n).long() for name in ("group_ids", "turn_ids", "policy_versions")},
         )
 
     return build

@@ -78,7 +78,7 @@ def test_other_weights_are_found(
 
 
 def test_no_reference_is_loaded_for_a_run_with_a_kl(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramet.policy.worker.reference_model", lambda spec: pytest.fail("a reference was loaded"))
+    monkeypatch.setattr("ramet.policy.rank.reference_model", lambda spec: pytest.fail("a reference was loaded"))
     assert run(compose([*overrides, "train.kl_coef=0.1"], job="train"), Options(tasks=1)) == 0
 
 

@@ -33,7 +33,7 @@ from ramet.cluster.ray import policy, rollout_workers
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.placement import WorkerPlacement, thread_shares
-from ramet.cluster.ray.policy import RayPolicy
+from ramet.cluster.ray.policy import RayRanks
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
@@ -50,6 +50,7 @@ from ramet.models.loading import load_model
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Rollout, StopReason, Task, user_prompt
 
@@ -155,7 +156,7 @@ def test_a_replay_reserves_nothing_for_engines_and_ranks_have_the_threads_that_t
     async def reserved() -> tuple[list[list[str]], str]:
         spec: Any = None  # the stub builds nothing
         async with open_policy(chosen, spec, folder=tmp_path) as ranks:
-            assert await ranks.logprobs([]) == []
+            assert await ranks.call(PolicyRank.logprobs, []) == []
             return nodes_of(ranks._pool.placement), await ranks.ranks[1].call("threads", timeout_s=60)
 
     nodes, threads = asyncio.run(reserved())
@@ -189,7 +190,7 @@ class StubPolicy(Actor):
     def logprobs(self, rows: list[Any]) -> list[Any]:
         return []
 
-    def weights(self) -> list[Any]:
+    def put_weights(self) -> list[Any]:
         return [ray.put(3)]
 
 
@@ -237,17 +238,18 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
     chosen.engine.params = Params()
 
     order: list[str] = []
-    rest, each = RayPolicy.rest, RolloutWorkers._call_each
+    call, each = RayRanks.call_each, RolloutWorkers._call_each
 
-    async def noting_rest(self: RayPolicy) -> None:
-        order.append("policy rests")
-        await rest(self)
+    async def noting_rest(self: RayRanks, function: Any, *arguments: Any) -> Any:
+        if function.__name__ == "rest":
+            order.append("policy rests")
+        return await call(self, function, *arguments)
 
     async def noting_each(self: RolloutWorkers, method: str) -> None:
         order.append(method)
         await each(self, method)
 
-    monkeypatch.setattr(RayPolicy, "rest", noting_rest)
+    monkeypatch.setattr(RayRanks, "call_each", noting_rest)
     monkeypatch.setattr(RolloutWorkers, "_call_each", noting_each)
 
     async def steps() -> list[str]:
@@ -256,10 +258,10 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
         try:
             plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
             await backend.rollouts.run([task], step=1, plan=plan)
-            await backend.policy.logprobs([])
+            await backend.policy.call(PolicyRank.logprobs, [])
             await backend.sync_weights(1)
             await backend.rollouts.run([task], step=2, plan=plan)
-            await backend.policy.logprobs([])
+            await backend.policy.call(PolicyRank.logprobs, [])
             await backend.rollouts.run([task], step=3, plan=plan)  # no new weights: those of before come again
             return sorted(device for rank in backend.policy.ranks for device in rank.process.devices)
         finally:
@@ -366,7 +368,7 @@ def test_check_logprobs_asks_the_ranks_of_the_run_as_they_train_and_finds_weight
     model, tmp_path, monkeypatch, capsys, caplog
 ):
     """FSDP2 over two ranks that share every sequence, with prefixes computed once; this process has no rank."""
-    monkeypatch.setattr("ramet.cluster.local.PolicyWorker", lambda *_, **__: pytest.fail("a rank in this process"))
+    monkeypatch.setattr("ramet.cluster.local.PolicyRank", lambda *_, **__: pytest.fail("a rank in this process"))
     after_an_update: list[Agreement] = []
 
     @asynccontextmanager
@@ -376,7 +378,7 @@ def test_check_logprobs_asks_the_ranks_of_the_run_as_they_train_and_finds_weight
             tasks = [Task(id=str(i), prompt=user_prompt(f"What is {i}+{i}?")) for i in range(2)]
             rows, _ = await logprobs.measure(backend, tasks, config, rollouts=4)
             advantages = [np.full(len(row.mask), 1.0, np.float32) * row.mask for row in rows]
-            await backend.policy.update(TrainBatch(rows=rows, advantages=advantages), 1)
+            await backend.policy.call(PolicyRank.update, TrainBatch(rows=rows, advantages=advantages), 1)
             after_an_update.append((await logprobs.measure(backend, tasks, config, rollouts=4))[1])
 
     monkeypatch.setattr(logprobs, "open_backend", open_and_train)
@@ -412,7 +414,7 @@ def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path
     bucket: list[Bucket] = list(buckets(load_model(chosen.model).state_dict().items()))
 
     class Puts:
-        async def weights(self) -> list[Any]:
+        async def call(self, function: object) -> list[Any]:
             return [ray.put(one) for one in bucket]
 
     async def work() -> list[Group]:

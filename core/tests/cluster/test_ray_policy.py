@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,38 +19,41 @@ from ramet.cluster.ray.actor_base import ActorProcess, interface_of, use_node_in
 from ramet.config.schema import ClusterConfig, Config, PolicyConfig
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 
 
-def test_the_rows_of_a_step_are_put_into_the_object_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_batch_of_a_step_are_put_into_the_object_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[Any] = []
     calls: list[tuple[Any, ...]] = []
 
-    async def call(method: str, *arguments: Any) -> Any:
-        calls.append((method, *arguments))
-        return {} if method.startswith("update") else []
+    class Worker:
+        async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+            calls.append((method, *arguments))
 
     async def learn(rows: Sequence[Row], batch: TrainBatch) -> None:
-        ranks = policy.RayPolicy(pool, spec, None)
-        monkeypatch.setattr(ranks, "_call_all", call)
-        await ranks.logprobs(rows)
-        await ranks.reference_logprobs(rows)
-        await ranks.values(rows)
-        await ranks.update_critic(batch, 1)
-        await ranks.update(batch, 1)
+        ranks = policy.RayRanks(pool, spec, None)
+        ranks.ranks = [cast(Any, Worker())]
+        for function in (PolicyRank.logprobs, PolicyRank.reference_logprobs, PolicyRank.values):
+            await ranks.call(function, rows)
+        await ranks.call(PolicyRank.update_critic, batch, 1)
+        await ranks.call(PolicyRank.update, batch, 1)
 
-    pool: Any = None
+    async def unless_failed(work: Any, *, policy: bool) -> Any:
+        return await work
+
+    pool: Any = SimpleNamespace(timeout_s=1.0, unless_failed=unless_failed)
     spec: Any = None
     rows: Any = [object(), object()]
     batch = TrainBatch(rows=rows, advantages=[np.zeros(1, np.float32)] * 2)
     monkeypatch.setattr(policy.ray, "put", lambda value: stored.append(value) or f"ref {len(stored)}")
     asyncio.run(learn(rows, batch))
-    assert stored == [rows, replace(batch, rows=())] and stored[0] is rows
+    assert stored == [rows, batch] and stored[0] is rows
     assert calls == [
         ("logprobs", "ref 1"),
         ("reference_logprobs", "ref 1"),
         ("values", "ref 1"),
-        ("update_critic", "ref 2", "ref 1", 1),
-        ("update", "ref 2", "ref 1", 1),
+        ("update_critic", "ref 2", 1),
+        ("update", "ref 2", 1),
     ]
 
 
@@ -87,9 +89,9 @@ def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_
         async def unless_failed(self, work: Any, *, policy: bool) -> Any:
             return await work
 
-    async def open_all() -> policy.RayPolicy:
+    async def open_all() -> policy.RayRanks:
         pool, spec = cast(Any, Pool()), cast(Any, None)
-        ranks = policy.RayPolicy(pool, spec, None)
+        ranks = policy.RayRanks(pool, spec, None)
         await ranks.open()
         return ranks
 

@@ -60,6 +60,11 @@ class Ranks:
     def ranks_beside(self, engine: int) -> list[int]:
         return [engine]
 
+    async def call(self, function: Any, *arguments: Any) -> Any:
+        return await getattr(self, function.__name__)(*arguments)
+
+    call_each = call
+
     async def open_weights(self, writers: frozenset[int]) -> None:
         self._streams = [
             stream(self.now.items(), writes=rank in writers, device=CPU, largest=4200) for rank in range(2)
@@ -75,7 +80,7 @@ class Ranks:
     async def rest(self) -> None:
         self.calls.append("rest")
 
-    async def weights_beside_engines(self) -> list[dict[str, Tensor]]:
+    async def put_weights(self) -> list[dict[str, Tensor]]:
         return [self.now]
 
     async def rendezvous(self) -> str:
@@ -280,7 +285,7 @@ def test_weights_of_an_update_that_came_in_between_are_not_given_as_those_before
         await transfer.prepare()
         return [ranks.now]
 
-    ranks.weights_beside_engines = after_update  # type: ignore[method-assign]
+    ranks.put_weights = after_update  # type: ignore[method-assign]
     assert not asyncio.run(transfer.send_late(cast(RayWorker, late), 3)) and late.calls == []
 
 
@@ -294,17 +299,17 @@ def test_a_broadcast_to_no_engine_connects_nobody_and_a_late_one_gets_the_weight
 
 
 class GatheredBy:
-    """The policy of four ranks in two replicas; `ranks` are those that were asked for weights."""
+    """What a rank of four in two replicas has; `ranks` are those that were asked for weights."""
 
     def __init__(self, rank: int, ranks: list[int]) -> None:
+        self.rank = rank
+        self.engine_shapes = lambda: [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights().items()]
+        self.engine_weights = self._asked
         self.layout = RankLayout(rank=rank, world_size=4, replicas=2)
         self.spec = SimpleNamespace(model=ModelConfig(path="m", device="cpu"))
         self._ranks = ranks
 
-    def engine_shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights().items()]
-
-    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def _asked(self) -> Iterator[tuple[str, Tensor]]:
         self._ranks.append(self.layout.rank)
         yield from weights().items()
 
@@ -316,9 +321,9 @@ def test_only_replicas_that_give_weights_to_somebody_gather_them(monkeypatch: py
     monkeypatch.setattr("ramet.cluster.ray.actors.ray.put", stored.append)
     actors = [PolicyActor.__new__(PolicyActor) for _ in range(4)]
     for rank, actor in enumerate(actors):
-        actor.rank, actor.policy = rank, cast(Any, GatheredBy(rank, asked))
+        vars(actor).update(vars(GatheredBy(rank, asked)))
         actor._broadcaster = cast(Any, SimpleNamespace(send=sent.extend))
-    assert [len(actor.weights()) for actor in actors][1:] == [0, 0, 0]
+    assert [len(actor.put_weights()) for actor in actors][1:] == [0, 0, 0]
     assert asked == [0, 1] and same(list(tensors(stored)), weights())
     for actor in actors:
         actor.broadcast_weights()
@@ -391,7 +396,7 @@ def test_the_object_store_holds_one_version() -> None:
     held: list[int] = []
 
     class Puts:
-        async def weights(self) -> list[int]:
+        async def call(self, function: object) -> list[int]:
             held.append(len(transfer._weights))
             return [1, 2]
 

@@ -68,8 +68,8 @@ from ramet.models.loading import load_model
 from ramet.models.tiny import make_tokenizer, tiny_model
 from ramet.policy.batching.rows import Row, rows_of
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -350,7 +350,7 @@ def losses(model: ModelConfig, rows: list[Row]) -> list[float]:
     advantages = torch.zeros(len(rows), max(len(row.mask) for row in rows))
     for i, row in enumerate(rows):
         advantages[i, : len(row.mask)] = torch.from_numpy(row.mask).float() * (2 * row.reward - 0.7)
-    worker = PolicyWorker(spec)
+    worker = PolicyRank(spec)
     return [worker.update(TrainBatch.from_padded(rows, advantages), step)["train/loss"] for step in (1, 2)]
 
 

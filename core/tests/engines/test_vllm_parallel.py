@@ -148,41 +148,24 @@ class Ranks:
         self._actors = [PolicyActor.__new__(PolicyActor) for _ in range(2)]
         for rank, actor in enumerate(self._actors):
             actor.rank = rank
-            actor.policy = SimpleNamespace(
-                layout=RankLayout(rank=rank, world_size=2, replicas=1),
-                spec=SimpleNamespace(model=ModelConfig(path="m", device=f"cuda:{rank}")),
-                engine_shapes=lambda: shapes,
-                engine_weights=lambda: iter(state.items()),
-            )
+            actor.layout = RankLayout(rank=rank, world_size=2, replicas=1)
+            actor.spec = SimpleNamespace(model=ModelConfig(path="m", device=f"cuda:{rank}"))
+            actor.engine_shapes = lambda: shapes
+            actor.engine_weights = lambda: iter(state.items())
 
     def ranks_beside(self, engine: int) -> list[int]:
         return [0, 1]
 
-    async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return await asyncio.gather(*(asyncio.to_thread(getattr(actor, method), *arguments) for actor in self._actors))
+    async def call_each(self, function: Any, *arguments: Any) -> list[Any]:
+        if function is PolicyActor.rest:
+            return []
+        return await asyncio.gather(*(asyncio.to_thread(function, actor, *arguments) for actor in self._actors))
 
-    async def rest(self) -> None: ...
-
-    async def weights(self) -> list[Any]:
-        return (await self._all("weights"))[0]
-
-    async def open_weights(self, writers: frozenset[int]) -> None:
-        await self._all("open_weights", writers)
-
-    async def next_weights(self) -> list[Any]:
-        return await self._all("next_weights")
+    async def call(self, function: Any, *arguments: Any) -> Any:
+        return next(iter(await self.call_each(function, *arguments)), None)
 
     async def rendezvous(self) -> str:
         return self._actors[0].rendezvous()
-
-    async def connect_engines(self, options: Any) -> None:
-        await self._all("connect_engines", options)
-
-    async def weight_shapes(self) -> list[Any]:
-        return self._actors[0].weight_shapes()
-
-    async def broadcast_weights(self) -> None:
-        await self._all("broadcast_weights")
 
 
 class EngineActor:

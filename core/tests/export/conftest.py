@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ramet.models.tiny import make_tiny_model
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
 from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.host_memory import HostBuffers
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.runs.manifest import Manifest, write_manifest
@@ -74,7 +75,7 @@ def pristine_run(tmp_path_factory: pytest.TempPathFactory, base: Path, policy: P
 
 def write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     """What one rank of the policy writes."""
-    write_state(folder, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1))
+    write_state(folder, stage_state(model, optimizer, Progress(step=1), HostBuffers(pin=False), rank=0, world_size=1))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ramet.export import job
 from ramet.export.job import export_adapter, export_run
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
 from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.host_memory import HostBuffers
 from ramet.policy.lora import adapter_weights, add_adapter
 
 peft = pytest.importorskip("peft")
@@ -31,7 +32,9 @@ def trained(base: Path, run: Path) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, 0.2)
-    staged = stage_state(model, torch.optim.AdamW([torch.zeros(1)]), Progress(), rank=0, world_size=1)
+    staged = stage_state(
+        model, torch.optim.AdamW([torch.zeros(1)]), Progress(), HostBuffers(pin=False), rank=0, world_size=1
+    )
     Checkpoints(run / "checkpoints", keep=2).save(3, lambda folder: write_state(folder, staged))
     return model
 

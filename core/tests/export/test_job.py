@@ -22,6 +22,7 @@ from ramet.export.check import LONGEST, Comparison, SampleSequence, different_we
 from ramet.export.job import export_run
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
 from ramet.policy.checkpoint.store import Checkpoints, CheckpointScore
+from ramet.policy.host_memory import HostBuffers
 from ramet.policy.lora import add_adapter, merged_weights
 from ramet.runs.selection import Selection, read_selection
 
@@ -105,7 +106,9 @@ def test_a_trained_adapter_is_merged_into_the_base(run: Path, tmp_path: Path, ba
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(0.1 * ("lora_B" in name))
-    write = stage_state(model, torch.optim.AdamW([torch.zeros(1)]), Progress(), rank=0, world_size=1)
+    write = stage_state(
+        model, torch.optim.AdamW([torch.zeros(1)]), Progress(), HostBuffers(pin=False), rank=0, world_size=1
+    )
     Checkpoints(run / "checkpoints", keep=2).save(3, lambda folder: write_state(folder, write))
     export_run(run, tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()

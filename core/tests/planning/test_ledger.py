@@ -1,7 +1,7 @@
 """A ledger of eight GPUs that do not exist: what every process holds there in each phase of a run, also when an engine
 is lost in it. It raises where a device would hold more than it has.
 
-The order of calls is that of a run: `RayBackend`, `RayPolicy`, `RayRollouts` and the transfers are real. Their pool and
+The order of calls is that of a run: `RayBackend`, `RayRanks`, `RayRollouts` and the transfers are real. Their pool and
 workers are objects here, without Ray, and their actors only book what the plan says that they take.
 """
 
@@ -32,6 +32,7 @@ from ramet.errors import InfraError
 from ramet.planning.memory import CRITIC_UPDATE, ROLLOUTS, UPDATE, Inputs, MemoryPlan, estimate
 from ramet.planning.memory_engine import ENGINE_WEIGHTS
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Need, Rollout, StopReason, Task
 
@@ -108,7 +109,7 @@ class Rank(Actor):
     async def call(self, method: str, *arguments: Any) -> Any:
         if method in ("update", "update_critic", "load", "logprobs", "reference_logprobs", "values"):
             self.hold(self.works.get(method, self.works["update"]))
-        elif method in ("weights", "open_weights"):
+        elif method in ("put_weights", "open_weights"):
             self.hold(self.rests + 2 * CHUNK_BYTES)  # one is gathered, one exported
             self.chunks = iter({"by": "ipc", "told": {"ipc_handles": {self.device: i}}} for i in range(2))
         elif method in ("start", "rest"):
@@ -227,15 +228,15 @@ async def train(started: RayBackend, *, reference: bool, critic: bool) -> None:
     ranks = started.policy
     for step in range(1, STEPS + 1):
         assert len(await started.rollouts.run(tasks, step=step, plan=RolloutPlan(group_size=1))) == len(tasks)
-        await ranks.logprobs([])
+        await ranks.call(PolicyRank.logprobs, [])
         if reference:
-            await ranks.reference_logprobs([])
+            await ranks.call(PolicyRank.reference_logprobs, [])
         if critic:
-            await ranks.values([])
-            await ranks.update_critic(TrainBatch(rows=[], advantages=[]), step)
-        await ranks.update(TrainBatch(rows=[], advantages=[]), step)
+            await ranks.call(PolicyRank.values, [])
+            await ranks.call(PolicyRank.update_critic, TrainBatch(rows=[], advantages=[]), step)
+        await ranks.call(PolicyRank.update, TrainBatch(rows=[], advantages=[]), step)
         await started.sync_weights(step)
-        await ranks.stage()
+        await ranks.call(PolicyRank.stage)
     await started.rollouts.run(tasks, step=STEPS + 1, plan=RolloutPlan(group_size=1))
 
 
@@ -244,7 +245,7 @@ LOST_IN = {
         *["", "run_group", "run_group start", "run_group update", "sleep", "logprobs", "update", "update start start"],
         *["wake_weights", "begin_update", "next_weights", "receive_chunk", "finish_update", "rest", "wake", "stage"],
     ],
-    "host": ["update", "weights", "update_weights", "wake"],
+    "host": ["update", "put_weights", "update_weights", "wake"],
 }
 NEEDS = {
     "policy alone": frozenset[Need](),
@@ -283,14 +284,15 @@ def test_an_update_waits_for_an_engine_that_starts_and_is_given_the_weights_of_b
     async def play() -> None:
         started = await opened(run, monkeypatch)
         batch = TrainBatch(rows=[], advantages=[])
-        await started.policy.update(batch, 1)
+        await started.policy.call(PolicyRank.update, batch, 1)
         await started.sync_weights(1)
         engine = next(worker for worker in run.pool.running if str(worker) == f"rollout worker {LOST}")
         engine.kill()
         engine.on_lost(engine, WorkerLost(f"{engine} is lost: killed"))
         for _ in range(TICKS):  # the replacement takes memory now
             await asyncio.sleep(0)
-        await asyncio.wait_for(started.policy.update(batch, 2), timeout=5)  # nothing needed log-probabilities before it
+        # Nothing needed log-probabilities before it.
+        await asyncio.wait_for(started.policy.call(PolicyRank.update, batch, 2), timeout=5)
         await started.sync_weights(2)
         workers = started.rollouts.workers.dispatcher.workers
         assert [worker.actor.version for worker in workers] == [2] * GPUS
@@ -307,7 +309,7 @@ def test_a_resumed_policy_has_room_for_an_optimiser_that_is_offloaded_afterwards
 
     async def play() -> None:
         started = await opened(run, monkeypatch)
-        await started.policy.load(Path("step_000003"))
+        await started.policy.call(PolicyRank.load, Path("step_000003"))
         await started.sync_weights(3)
         assert {worker.actor.version for worker in started.rollouts.workers.dispatcher.workers} == {3}
         await started.close()
@@ -324,12 +326,12 @@ def test_a_policy_whose_engines_have_failed_for_good_can_be_saved_until_a_rank_i
         started = await opened(run, monkeypatch)
         with pytest.raises(InfraError, match="at most 3 rollout workers are replaced within 30 minutes"):
             await train(started, reference=False, critic=False)
-        await started.policy.stage()
+        await started.policy.call(PolicyRank.stage)
         rank = run.pool.running[0]
         rank.kill()
         rank.on_lost(rank, WorkerLost("policy rank 0 is lost: killed"))
         with pytest.raises(WorkerLost, match="A policy rank cannot be replaced"):
-            await started.policy.stage()
+            await started.policy.call(PolicyRank.stage)
         await started.close()
 
     asyncio.run(asyncio.wait_for(play(), timeout=30))

@@ -53,8 +53,8 @@ from ramet.planning.model_shape import count, read_shape, shape_of
 from ramet.planning.placement import Machine, check_placement, idle_devices, machine_of, plan_devices
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.testing.rows import root_row
 from ramet.types import Need
 
@@ -98,7 +98,7 @@ def one_row(i: int) -> Row:
 
 def held_by_a_worker(tiny: Path, policy: PolicyConfig, dtype: Dtype) -> dict[str, int]:
     """Bytes of a real worker's tensors in its first update; the counts of steps, one number each, are left out."""
-    worker = PolicyWorker(
+    worker = PolicyRank(
         PolicySpec(
             model=ModelConfig(path=str(tiny), dtype=dtype), policy=policy, train=TrainConfig(),
             policy_loss=PpoClip(PpoClipConfig()), temperature=1.0, max_response_tokens=8, total_steps=2, seed=1,
@@ -113,7 +113,7 @@ def held_by_a_worker(tiny: Path, policy: PolicyConfig, dtype: Dtype) -> dict[str
         moments = [value for one in optimizer.state.values() for value in one.values() if value.dim()]
         found[OPTIMISER] = sum(value.nbytes for value in moments)
 
-    worker.optimizer.register_step_post_hook(look)
+    worker.policy.optimizer.register_step_post_hook(look)
     worker.update(TrainBatch.from_padded([one_row(0), one_row(1)], torch.ones(2, 6)), 1)
     return found
 

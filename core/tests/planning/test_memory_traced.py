@@ -113,7 +113,7 @@ def traced_peak(
             for last in (False, True) if policy.replicas > 1 else (True,):
                 tracker.reset_mod_stats()  # those of modules: the peak is kept
                 add_up_over_replicas(scorer, last)  # what an earlier micro-batch leaves is no gradient yet
-                scores = scorer.token_logprobs(batch, 1.0, Entropy.DETACHED)
+                scores = scorer(batch, 1.0, Entropy.DETACHED)
                 scores.logprobs.sum().backward()
         (total,) = [parts["Total"] for parts in tracker.get_tracker_snapshot("peak").values()]
     return int(total)

@@ -10,21 +10,22 @@ from torch import Tensor
 
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticWorker
-from ramet.policy.spec import CriticSpec
+from ramet.policy.rank import PolicyRank
+from ramet.policy.spec import CriticSpec, PolicySpec
 
 
 def train_critic(
-    spec: CriticSpec, rows: list[Row], returns: Tensor, folder: Path
+    spec: PolicySpec, critic: CriticSpec, rows: list[Row], returns: Tensor, folder: Path
 ) -> tuple[dict[str, float], list[Floats]]:
     """Three steps; the metrics of the last, the values after it, a checkpoint in `folder`."""
-    worker = CriticWorker(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
+    worker = PolicyRank(spec, critic, rank=dist.get_rank(), world_size=dist.get_world_size())
     metrics: dict[str, float] = {}
     for step in (1, 2, 3):
         values = [worker.values(rows)]
         dist.broadcast_object_list(values)  # as the driver gives every rank the same
-        metrics = worker.update(
+        metrics = worker.update_critic(
             TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=values[0]), step
         )
-    worker.save(folder)
+    worker.stage()
+    worker.write_staged(folder)
     return metrics, worker.values(rows)

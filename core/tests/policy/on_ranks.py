@@ -24,7 +24,7 @@ import torch
 from ramet.policy.distributed.ranks import join_ranks
 
 IMPORTED = (  # by a first step, after the workers themselves
-    "ramet.policy.worker", "ramet.policy.critic", "torch._dynamo", "transformers.models.qwen2.modeling_qwen2",
+    "ramet.policy.rank", "torch._dynamo", "transformers.models.qwen2.modeling_qwen2",
 )  # fmt: skip
 
 

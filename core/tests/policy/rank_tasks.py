@@ -25,8 +25,8 @@ from ramet.policy.critic import ValueModel
 from ramet.policy.distributed.ranks import gather_on_first, sum_over_ranks
 from ramet.policy.distributed.sharding import full_tensor
 from ramet.policy.logprob_model import LogprobModel
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.types import LossInputs, LossOutput, Need
 
 WEIGHT_ROWS = WeightFiles.rows
@@ -71,11 +71,15 @@ class NeedsEveryRow(PpoClip):
     needs: frozenset[Need] = frozenset({Need.ENTROPY})
 
 
-def worker_of(spec: PolicySpec) -> PolicyWorker:
-    return PolicyWorker(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
+def worker_of(spec: PolicySpec) -> PolicyRank:
+    return PolicyRank(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
 
 
-def whole_weights(worker: PolicyWorker) -> dict[str, Tensor]:
+def with_reference(rows: list[Row], advantages: Tensor) -> TrainBatch:
+    return TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+
+
+def whole_weights(worker: PolicyRank) -> dict[str, Tensor]:
     found = {name: tensor.clone() for name, tensor in worker.weights()}
     return found if worker.rank == 0 else {}
 
@@ -94,7 +98,8 @@ def score(spec: PolicySpec, rows: list[Row]) -> Any:
 def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence[int]) -> Any:
     """Metrics of every step, the weights after the last, and how much of them this rank holds."""
     worker = worker_of(spec)
-    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in steps]
+    batch = with_reference(rows, advantages)
+    metrics = [worker.update(batch, step) for step in steps]
     held = sum(p.to_local().numel() for p in worker.model.parameters())
     return metrics, whole_weights(worker), held
 
@@ -118,7 +123,7 @@ def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -
     for step in (1, 2, 3):
         loss.broken = step == 2
         metrics = worker.update(TrainBatch.from_padded(rows, advantages), step)
-        out.append((metrics, whole_weights(worker), worker.bad_steps))
+        out.append((metrics, whole_weights(worker), worker.policy.bad_steps))
     return out
 
 
@@ -137,12 +142,12 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
     for step in (1, 2):
         worker.update(TrainBatch.from_padded(rows, advantages), step)
     torch.manual_seed(100 + worker.rank)
+    worker.stage()
     if in_thread:
-        worker.stage()
         thread = Thread(target=worker.write_staged, args=(folder,))
         thread.start()
     else:
-        worker.save(folder)
+        worker.write_staged(folder)
     metrics = [worker.update(TrainBatch.from_padded(rows, advantages), 3)]
     if in_thread:
         thread.join(60)
@@ -151,8 +156,10 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
 
 
 def save_fails(spec: PolicySpec, folder: Path) -> str:
+    worker = worker_of(spec)
+    worker.stage()
     try:
-        worker_of(spec).save(folder)
+        worker.write_staged(folder)
     except RametError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"

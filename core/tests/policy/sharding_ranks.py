@@ -13,8 +13,8 @@ from torch import Tensor
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import replica_groups
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def train_replicas(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps:
 
     The other replicas take no part in gathering the weights.
     """
-    worker = PolicyWorker(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
+    worker = PolicyRank(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
     held: dict[str, int] = {}
 
     def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -37,8 +37,9 @@ def train_replicas(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps:
         moments = [value for one in optimizer.state.values() for value in one.values() if value.dim()]
         held["optimiser"] = sum(local(value).nbytes for value in moments)
 
-    worker.optimizer.register_step_post_hook(look)
-    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in steps]
+    worker.policy.optimizer.register_step_post_hook(look)
+    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    metrics = [worker.update(batch, step) for step in steps]
     shards = b"".join(local(p).detach().numpy().tobytes() for p in worker.model.parameters())
     weights: dict[str, Tensor] = {}
     if worker.layout.replica == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, ModelConfig, PolicyConfig, TrainConfig
 from ramet.policy.batching.rows import Floats, Row, padded, unpadded
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticWorker
 from ramet.policy.errors import CheckpointError, TrainingDiverged
-from ramet.policy.spec import CriticSpec
+from ramet.policy.rank import PolicyRank
+from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.types import CriticOptions
 
 MakeRows = Callable[..., list[Row]]
@@ -49,6 +52,18 @@ def make_critic(tiny: Path) -> MakeCritic:
     return build
 
 
+def policy_of(critic: CriticSpec) -> PolicySpec:
+    """With the critic's options, where both have them."""
+    return PolicySpec(
+        model=critic.model, policy=critic.policy, train=critic.train, policy_loss=PpoClip(PpoClipConfig()),
+        temperature=1.0, max_response_tokens=32, total_steps=critic.total_steps, seed=critic.seed,
+    )  # fmt: skip
+
+
+def with_critic(critic: CriticSpec) -> PolicyRank:
+    return PolicyRank(policy_of(critic), critic)
+
+
 def returns_of(rows: list[Row]) -> Tensor:
     """`[N, T]`: by the last token before: low ids are bad and high ids are good."""
     before = [np.concatenate([row.prompt_ids[-1:], row.response_ids[:-1]]) for row in rows]
@@ -59,31 +74,31 @@ def critic_batch(rows: list[Row], returns: Tensor, values: list[Floats]) -> Trai
     return TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=values)
 
 
-def train(worker: CriticWorker, rows: list[Row], last: int, *, first: int = 1) -> dict[str, float]:
+def train(worker: PolicyRank, rows: list[Row], last: int, *, first: int = 1) -> dict[str, float]:
     """The metrics of the last step."""
     metrics: dict[str, float] = {}
     for step in range(first, last + 1):
-        metrics = worker.update(critic_batch(rows, returns_of(rows), worker.values(rows)), step)
+        metrics = worker.update_critic(critic_batch(rows, returns_of(rows), worker.values(rows)), step)
     return metrics
 
 
 def trained(spec: CriticSpec, rows: list[Row], steps: int) -> tuple[dict[str, float], list[Floats]]:
     """The metrics of the last step, and the values after it."""
-    worker = CriticWorker(spec)
+    worker = with_critic(spec)
     return train(worker, rows, steps), worker.values(rows)
 
 
-def weights(worker: CriticWorker) -> Tensor:
-    return torch.cat([p.detach().flatten().clone() for p in worker._train_rank.model.parameters()])
+def weights(worker: PolicyRank) -> Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in worker._need_critic().model.parameters()])
 
 
 def test_values_begin_at_zero_and_are_computed_where_the_token_is_predicted(
     make_critic: MakeCritic, make_rows: MakeRows, tiny: Path
 ) -> None:
     rows = make_rows(5)
-    worker = CriticWorker(make_critic())
+    worker = with_critic(make_critic())
     assert all(not values.any() for values in worker.values(rows))
-    head = worker._train_rank.model.get_output_embeddings()
+    head = worker._need_critic().model.get_output_embeddings()
     with torch.no_grad():
         head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)))
     model = AutoModelForCausalLM.from_pretrained(tiny)
@@ -98,8 +113,8 @@ def test_values_begin_at_zero_and_are_computed_where_the_token_is_predicted(
 def test_it_learns_returns_that_can_be_learned(make_critic: MakeCritic, make_rows: MakeRows) -> None:
     rows = make_rows(24, longest=24)
     returns = returns_of(rows)
-    worker = CriticWorker(make_critic(value_clip=10.0))
-    history = [worker.update(critic_batch(rows, returns, worker.values(rows)), step) for step in range(1, 31)]
+    worker = with_critic(make_critic(value_clip=10.0))
+    history = [worker.update_critic(critic_batch(rows, returns, worker.values(rows)), step) for step in range(1, 31)]
     assert history[0]["critic/loss"] == pytest.approx(1.0)
     assert history[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
     assert history[-1]["critic/loss"] < 0.1
@@ -116,8 +131,8 @@ def test_values_and_training_do_not_depend_on_how_rows_are_packed(
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
     for left, right in zip(found[0][1], found[1][1], strict=True):
         np.testing.assert_allclose(left, right, atol=1e-4)
-    packed, padded_rows = (CriticWorker(make_critic()) for _ in range(2))
-    packed._train_rank._cost = None  # one long row, as flash attention would get it
+    packed, padded_rows = (with_critic(make_critic()) for _ in range(2))
+    packed._need_critic()._cost = None  # one long row, as flash attention would get it
     for worker in (packed, padded_rows):
         train(worker, rows, 3)
     for left, right in zip(packed.values(rows), padded_rows.values(rows), strict=True):
@@ -127,9 +142,9 @@ def test_values_and_training_do_not_depend_on_how_rows_are_packed(
 def test_inserted_tokens_and_their_returns_do_not_train(make_critic: MakeCritic, make_rows: MakeRows) -> None:
     rows = make_rows(6)
     mask = padded([row.mask for row in rows], torch.bool, 0)
-    clean, dirty = CriticWorker(make_critic()), CriticWorker(make_critic())
+    clean, dirty = with_critic(make_critic()), with_critic(make_critic())
     for worker, returns in ((clean, returns_of(rows)), (dirty, torch.where(mask, returns_of(rows), float("nan")))):
-        worker.update(critic_batch(rows, returns, worker.values(rows)), 1)
+        worker.update_critic(critic_batch(rows, returns, worker.values(rows)), 1)
     assert torch.equal(weights(clean), weights(dirty))
 
 
@@ -137,11 +152,11 @@ def test_the_explained_variance_is_that_of_the_values_before_the_update(
     make_critic: MakeCritic, make_rows: MakeRows
 ) -> None:
     rows = make_rows(6)
-    worker = CriticWorker(make_critic(lr=0.0))
+    worker = with_critic(make_critic(lr=0.0))
     returns = returns_of(rows)
 
     def explained(old_values: list[Floats]) -> float:
-        return worker.update(critic_batch(rows, returns, old_values), 1)["critic/explained_variance"]
+        return worker.update_critic(critic_batch(rows, returns, old_values), 1)["critic/explained_variance"]
 
     exact = [(values + 3).astype(np.float32) for values in unpadded(rows, returns)]
     assert explained(exact) == pytest.approx(1.0)  # a constant error explains the variance, and not the returns
@@ -156,8 +171,8 @@ def test_a_value_that_moved_further_than_the_clip_is_moved_no_further(
     far = padded([np.full(len(row.mask), 5.0, np.float32) for row in rows], torch.float32, 0)
     moved, fractions = [], []
     for clip in (0.01, 100.0):
-        worker = CriticWorker(make_critic(value_clip=clip, train=TrainConfig(epochs=6), lr=1e-2))
-        metrics = worker.update(critic_batch(rows, far, worker.values(rows)), 1)
+        worker = with_critic(make_critic(value_clip=clip, train=TrainConfig(epochs=6), lr=1e-2))
+        metrics = worker.update_critic(critic_batch(rows, far, worker.values(rows)), 1)
         fractions.append(metrics["critic/clip_fraction"])
         moved.append(np.concatenate(worker.values(rows)).mean())
     assert 0 < moved[0] < 0.5 * moved[1]
@@ -186,11 +201,12 @@ def test_under_lora_the_adapter_and_the_head_are_trained(
     pytest.importorskip("peft")
     rows = make_rows(6)
     spec = make_critic(policy=PolicyConfig(lora_rank=2))
-    worker = CriticWorker(spec)
+    worker = with_critic(spec)
     first, last = train(worker, rows, 1), train(worker, rows, 30)
     assert last["critic/loss"] < 0.8 * first["critic/loss"]
-    worker.save(tmp_path)
-    again = CriticWorker(spec)
+    worker.stage()
+    worker.write_staged(tmp_path)
+    again = with_critic(spec)
     again.load(tmp_path)
     assert torch.equal(weights(worker), weights(again))
 
@@ -200,13 +216,13 @@ def test_a_resumed_critic_equals_the_undisturbed_one_to_the_bit(
 ) -> None:
     rows = make_rows(6)
     spec = pickle.loads(pickle.dumps(make_critic(train=TrainConfig(minibatches=2, epochs=2))))
-    worker = CriticWorker(spec)
+    worker = with_critic(spec)
     train(worker, rows, 2)
     worker.stage()
     train(worker, rows, 4, first=3)
     worker.write_staged(tmp_path)  # the state of when it was staged
-    assert [path.name for path in tmp_path.iterdir()] == ["critic"]
-    again = CriticWorker(spec)
+    assert (tmp_path / "critic").is_dir()
+    again = with_critic(spec)
     again.load(tmp_path)
     assert not torch.equal(weights(worker), weights(again))
     train(again, rows, 4, first=3)
@@ -216,20 +232,24 @@ def test_a_resumed_critic_equals_the_undisturbed_one_to_the_bit(
 
 
 def test_a_checkpoint_without_a_critic_is_refused(make_critic: MakeCritic, tmp_path: Path) -> None:
+    worker = with_critic(make_critic())
+    worker.stage()
+    worker.write_staged(tmp_path)
+    shutil.rmtree(tmp_path / "critic")
     with pytest.raises(CheckpointError, match="critic: could not read"):
-        CriticWorker(make_critic()).load(tmp_path)
+        worker.load(tmp_path)
 
 
 def test_returns_that_are_not_finite_leave_the_weights_and_end_the_run_if_they_stay(
     make_critic: MakeCritic, make_rows: MakeRows
 ) -> None:
     rows = make_rows(4)
-    worker = CriticWorker(make_critic(train=TrainConfig(max_bad_steps=2)))
+    worker = with_critic(make_critic(train=TrainConfig(max_bad_steps=2)))
     before, old = weights(worker), worker.values(rows)
     broken = returns_of(rows) * float("nan")
-    assert worker.update(critic_batch(rows, broken, old), 1)["critic/skipped_updates"] == 1.0
+    assert worker.update_critic(critic_batch(rows, broken, old), 1)["critic/skipped_updates"] == 1.0
     with pytest.raises(TrainingDiverged, match=r"step 2.*2 times in a row.*advantage\.params\.critic_lr"):
-        worker.update(critic_batch(rows, broken, old), 2)
+        worker.update_critic(critic_batch(rows, broken, old), 2)
     assert torch.equal(weights(worker), before)
 
 
@@ -238,14 +258,14 @@ def test_two_ranks_train_as_one(
     ranks: OnRanks, make_critic: MakeCritic, make_rows: MakeRows, tmp_path: Path, sequence_parallel: int
 ) -> None:
     rows = make_rows(7)
-    policy = PolicyConfig(max_microbatch_tokens=40, sequence_parallel=sequence_parallel)
-    first, other = ranks("train_critic", make_critic(policy=policy), rows, returns_of(rows), tmp_path, file=TASKS)
+    critic = make_critic(policy=PolicyConfig(max_microbatch_tokens=40, sequence_parallel=sequence_parallel))
+    first, other = ranks("train_critic", policy_of(critic), critic, rows, returns_of(rows), tmp_path, file=TASKS)
     assert other == ({}, [])
     metrics, values = trained(make_critic(), rows, 3)
     assert first[0] == pytest.approx(metrics, rel=1e-4, abs=1e-6)
     for left, right in zip(first[1], values, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-4)
-    alone = CriticWorker(make_critic())
+    alone = with_critic(make_critic())
     alone.load(tmp_path)  # written by two
     for left, right in zip(first[1], alone.values(rows), strict=True):
         np.testing.assert_allclose(left, right, atol=1e-5)

@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 from ramet.config.schema import Offload, PolicyConfig, Schedule
 from ramet.policy.checkpoint.state import Progress, load_state, stage_state, write_state
+from ramet.policy.host_memory import HostBuffers
 from ramet.policy.optim import OffloadedState, clip_gradients, learning_rate, make_optimizer
 
 
@@ -59,7 +60,7 @@ def test_on_a_gpu_a_step_is_fused_and_its_count_is_there_after_a_load(
     assert optimizer.defaults["fused"] is True
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
-    write_state(tmp_path, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1))
+    write_state(tmp_path, stage_state(model, optimizer, Progress(step=1), HostBuffers(pin=False), rank=0, world_size=1))
     load_state(tmp_path, model, optimizer, rank=0, world_size=1, seed=1)
     count = optimizer.state[model.weight]["step"]
     assert count.device == model.weight.device and float(count) == 1.0

@@ -37,8 +37,8 @@ from ramet.config.compose import compose
 from ramet.config.schema import LossAggregation, TrainConfig
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.types import PolicyLoss
 
 MakeRows = Callable[..., list[Row]]
@@ -54,7 +54,7 @@ def update(make_spec: MakeSpec, make_rows: MakeRows, make_advantages: Callable[[
 
     def run(train: TrainConfig, loss: PolicyLoss) -> tuple[dict[str, Tensor], Mapping[str, float]]:
         rows = [_easy(row) for row in make_rows(24)]
-        worker = PolicyWorker(dataclasses.replace(make_spec(lr=0.04), train=train, policy_loss=loss))
+        worker = PolicyRank(dataclasses.replace(make_spec(lr=0.04), train=train, policy_loss=loss))
         metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
         return {name: value.clone() for name, value in worker.weights()}, metrics
 

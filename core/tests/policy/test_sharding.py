@@ -20,9 +20,8 @@ from ramet.planning.model_shape import read_shape
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.dcp import read_contents, shapes
-from ramet.policy.critic import CriticWorker
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.types import CriticOptions
 
 MakeSpec = Callable[..., PolicySpec]
@@ -68,8 +67,10 @@ def test_replicas_train_as_one_rank_and_hold_what_the_plan_says(
     rows, spec = make_rows(9), make_spec(**options)
     found = four_ranks("train_replicas", spec, rows, make_advantages(rows), (1, 2), file=TASKS)
     metrics, weights, _, held = found[0]
-    worker = PolicyWorker(make_spec(**{**options, "replicas": 1, "sequence_parallel": 1}))
-    expected = [worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step) for step in (1, 2)]
+    worker = PolicyRank(make_spec(**{**options, "replicas": 1, "sequence_parallel": 1}))
+    reference = [row.engine_logprobs for row in rows]
+    batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=0.1)
+    expected = [worker.update(batch, step) for step in (1, 2)]
     for left, right in zip(metrics, expected, strict=True):
         close_metrics(left, right)
     assert [others for others, *_ in found[1:]] == [[{}, {}]] * 3
@@ -115,7 +116,7 @@ def test_replicas_save_each_shard_once_and_go_on_with_the_same_numbers(
 
     together = make_spec(minibatches=2, replicas=1)
     (metrics, weights, _), *_ = four_ranks("resume", together, *arguments[1:])
-    alone = PolicyWorker(make_spec(minibatches=2))
+    alone = PolicyRank(make_spec(minibatches=2))
     with caplog.at_level(logging.INFO, logger="ramet"):
         alone.load(tmp_path)
     assert "was written by 4 policy ranks, now there are 1" in caplog.text
@@ -145,13 +146,15 @@ def test_a_critic_of_replicas_learns_as_one_rank_does(
     critic = CriticSpec(
         model=spec.model, policy=spec.policy, train=spec.train, options=CriticOptions(lr=1e-3), total_steps=10, seed=1
     )
-    (_, values), *others = four_ranks("train_critic", critic, rows, returns, tmp_path, file="critic_ranks.py")
+    (_, values), *others = four_ranks("train_critic", spec, critic, rows, returns, tmp_path, file="critic_ranks.py")
     assert others == [({}, [])] * 3
-    alone = CriticWorker(replace(critic, policy=replace(critic.policy, replicas=1)))
+    alone = PolicyRank(make_spec(max_microbatch_tokens=40), replace(critic, policy=replace(critic.policy, replicas=1)))
     expected: list[Any] = []
     for step in (1, 2, 3):
         before = alone.values(rows)
-        alone.update(TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=before), step)
+        alone.update_critic(
+            TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=before), step
+        )
         expected = alone.values(rows)
     for left, right in zip(values, expected, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-4)

@@ -30,7 +30,7 @@ from ramet.policy.batching.packing import MicroBatch, PackedLayout, micro_batch,
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import shared_micro_batch
 from ramet.policy.batching.trie import trie
-from ramet.policy.logprob_model import token_logprobs
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import compile_blocks
 from ramet.policy.shared_attention import SharedPass, install_shared_attention, sharing_problems
 
@@ -108,7 +108,7 @@ def results(model: PreTrainedModel, batches: list[MicroBatch]) -> tuple[dict[int
     found: dict[int, Tensor] = {}
     loss = torch.zeros(())
     for batch in batches:
-        tokens = token_logprobs(model, batch, 0.8, Entropy.GRADIENT)
+        tokens = LogprobModel(model)(batch, 0.8, Entropy.GRADIENT)
         assert tokens.entropies is not None
         both = torch.stack([tokens.logprobs, tokens.entropies])
         for i, piece in zip(batch.rows, both.split(list(batch.lengths), dim=1), strict=True):
@@ -275,7 +275,7 @@ def test_flash_attention_is_called_under_its_own_name_for_passes_without_a_plan(
     model.config._attn_implementation = "flash_attention_2"
     install_shared_attention(model)
     batch = micro_batch(make_rows(1), [0], PackedLayout.PADDED)
-    found, expected = (token_logprobs(one, batch, 1.0, Entropy.NONE).logprobs for one in (model, plain))
+    found, expected = (LogprobModel(one)(batch, 1.0, Entropy.NONE).logprobs for one in (model, plain))
     torch.testing.assert_close(found, expected)
     assert seen == [("flash_attention_2", Qwen2Attention)] * 2
     assert model.config._attn_implementation == "shared_flash_attention_2"
@@ -350,7 +350,7 @@ def test_compiled_blocks_are_compiled_once_for_all_plans(make_rows: MakeRows, mo
         rows = arpo_tree(make_rows(2, seed=seed))
         batch = shared_micro_batch(rows, list(range(len(rows))), COST)
         with torch.no_grad():
-            found, expected = (token_logprobs(one, batch, 0.8, Entropy.NONE).logprobs for one in (model, plain))
+            found, expected = (LogprobModel(one)(batch, 0.8, Entropy.NONE).logprobs for one in (model, plain))
         torch.testing.assert_close(found, expected)
         frames.append(counter.frame_count)
     assert 0 < frames[0] == frames[2]

@@ -12,8 +12,8 @@ from torch import Tensor
 from ramet.config.schema import SharePrefixes
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 
 CASES: dict[str, dict[str, Any]] = {
     "FSDP": {"kl_coef": 0.1, "max_microbatch_tokens": 40},
@@ -39,8 +39,9 @@ def test_two_ranks_train_as_one(
     always = make_spec(**options, share_prefixes=SharePrefixes.ALWAYS, minibatch_of="rollouts")
     (found, weights, _), (nothing, _, _) = ranks("train", always, rows, advantages, (1, 2))
     alone = {name: value for name, value in options.items() if name != "sequence_parallel"}
-    worker = PolicyWorker(make_spec(**alone, share_prefixes=SharePrefixes.NEVER))
-    expected = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in (1, 2)]
+    worker = PolicyRank(make_spec(**alone, share_prefixes=SharePrefixes.NEVER))
+    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    expected = [worker.update(batch, step) for step in (1, 2)]
     assert nothing == [{}, {}]
     for left, right in zip(found, expected, strict=True):
         assert left.keys() == right.keys()

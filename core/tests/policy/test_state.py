@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,14 @@ from torch import Tensor
 
 from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
-from ramet.policy import train_rank
+from ramet.policy import model_trainer
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.state import Staged, rng_state, saved_weights, set_rng_state
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.errors import CheckpointError
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 
 MakeSpec = Callable[..., PolicySpec]
 MakeRows = Callable[..., list[Row]]
@@ -39,12 +40,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.worker import PolicyWorker
+from ramet.policy.rank import PolicyRank
 
 torch.set_num_threads(1)
 with open(sys.argv[1], "rb") as file:
     spec, rows, advantages = pickle.load(file)
-worker = PolicyWorker(spec)
+worker = PolicyRank(spec)
 worker.load(Path(sys.argv[2]))
 for step in (3, 4):
     worker.update(TrainBatch.from_padded(rows, advantages), step)
@@ -55,7 +56,12 @@ print(digest.hexdigest(), random.random(), np.random.rand(), torch.rand(1).item(
 """
 
 
-def digest(worker: PolicyWorker) -> str:
+def save(worker: PolicyRank, folder: Path) -> None:
+    worker.stage()
+    worker.write_staged(folder)
+
+
+def digest(worker: PolicyRank) -> str:
     found = hashlib.sha256()
     for _, tensor in worker.weights():
         found.update(tensor.numpy().tobytes())
@@ -68,11 +74,11 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     spec = make_spec(minibatches=2, epochs=2, kl_coef=0.1, warmup_steps=5)
     rows = make_rows(6)
     advantages = make_advantages(rows)
-    worker = PolicyWorker(spec)
+    worker = PolicyRank(spec)
     for step in (1, 2):
         worker.update(TrainBatch.from_padded(rows, advantages), step)
     random.seed(5), np.random.seed(6), torch.manual_seed(7)
-    saved = Checkpoints(tmp_path / "checkpoints", keep=1).save(2, lambda folder: worker.save(folder / "policy"))
+    saved = Checkpoints(tmp_path / "checkpoints", keep=1).save(2, lambda folder: save(worker, folder / "policy"))
     (tmp_path / "inputs").write_bytes(pickle.dumps((spec, rows, advantages)))
     for step in (3, 4):
         worker.update(TrainBatch.from_padded(rows, advantages), step)
@@ -83,25 +89,25 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
 
 
 def test_the_count_of_bad_steps_is_part_of_the_state(make_spec: MakeSpec, tmp_path: Path) -> None:
-    worker = PolicyWorker(make_spec())
-    worker._train_rank.bad_steps = 2
-    worker.save(tmp_path)
-    again = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
+    worker.policy.bad_steps = 2
+    save(worker, tmp_path)
+    again = PolicyRank(make_spec())
     again.load(tmp_path)
-    assert again.bad_steps == 2
+    assert again.policy.bad_steps == 2
 
 
 def test_the_optimisers_options_are_those_of_the_configuration(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:
     rows = make_rows(2)
-    worker = PolicyWorker(make_spec(weight_decay=0.1))
+    worker = PolicyRank(make_spec(weight_decay=0.1))
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    worker.save(tmp_path)
-    again = PolicyWorker(make_spec(weight_decay=0.3))
+    save(worker, tmp_path)
+    again = PolicyRank(make_spec(weight_decay=0.3))
     again.load(tmp_path)
-    assert again.optimizer.param_groups[0]["weight_decay"] == 0.3
-    found, expected = (w.optimizer.state_dict()["state"][0]["exp_avg"] for w in (again, worker))
+    assert again.policy.optimizer.param_groups[0]["weight_decay"] == 0.3
+    found, expected = (w.policy.optimizer.state_dict()["state"][0]["exp_avg"] for w in (again, worker))
     assert torch.equal(found, expected)
 
 
@@ -129,10 +135,10 @@ def test_a_process_that_sees_fewer_gpus_than_the_one_before_goes_on(monkeypatch:
 
 
 def test_a_checkpoint_of_another_model_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
-    PolicyWorker(make_spec()).save(tmp_path / "saved")
+    save(PolicyRank(make_spec()), tmp_path / "saved")
     for name, options in (("deeper", {"layers": 3, "hidden": 32}), ("wider", {"layers": 2, "hidden": 64})):
         other = make_tiny_model(tmp_path / name, heads=2, intermediate=64, **options)
-        worker = PolicyWorker(make_spec(model=ModelConfig(path=str(other))))
+        worker = PolicyRank(make_spec(model=ModelConfig(path=str(other))))
         with pytest.raises(CheckpointError, match=r"model\.path"):
             worker.load(tmp_path / "saved")
 
@@ -141,7 +147,7 @@ def test_a_checkpoint_of_another_model_is_refused(make_spec: MakeSpec, tmp_path:
 def test_a_checkpoint_points_to_no_file_outside_its_folder(make_spec: MakeSpec, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
-    PolicyWorker(make_spec()).save(folder)
+    save(PolicyRank(make_spec()), folder)
     with (folder / ".metadata").open("rb") as file:
         found = pickle.load(file)
     for info in found.storage_data.values():
@@ -158,10 +164,10 @@ def test_a_checkpoint_points_to_no_file_outside_its_folder(make_spec: MakeSpec, 
 def test_a_missing_or_damaged_file_is_a_checkpoint_error_that_names_it(
     make_spec: MakeSpec, tmp_path: Path, name: str
 ) -> None:
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     with pytest.raises(CheckpointError, match="could not read the policy"):
         worker.load(tmp_path)
-    worker.save(tmp_path)
+    save(worker, tmp_path)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:100])
     with pytest.raises(CheckpointError, match=rf"{tmp_path}: could not read the policy: .*({name}|rank 0)"):
@@ -172,8 +178,8 @@ def test_a_missing_or_damaged_file_is_a_checkpoint_error_that_names_it(
 
 
 def test_a_table_of_contents_that_would_run_code_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
-    worker = PolicyWorker(make_spec())
-    worker.save(tmp_path)
+    worker = PolicyRank(make_spec())
+    save(worker, tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
     with pytest.raises(CheckpointError, match=r"\.metadata: names .*\.system"):
         worker.load(tmp_path)
@@ -195,11 +201,11 @@ def test_two_saves_of_one_state_are_the_same_bytes(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:
     rows = make_rows(2)
-    worker, again = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    worker, again = PolicyRank(make_spec()), PolicyRank(make_spec())
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    worker.save(tmp_path / "one")
+    save(worker, tmp_path / "one")
     again.load(tmp_path / "one")
-    again.save(tmp_path / "two")
+    save(again, tmp_path / "two")
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert names == [".hashes_00000", ".metadata", "__0_0.distcp", "rank_00000.pt"]
     for name in names:
@@ -210,9 +216,9 @@ def test_what_is_staged_is_the_state_of_then(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:
     rows = make_rows(4)
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    worker.save(tmp_path / "then")
+    save(worker, tmp_path / "then")
     worker.stage()
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
     worker.write_staged(tmp_path / "staged")
@@ -225,11 +231,11 @@ def test_what_is_staged_is_the_state_of_then(
 def test_there_is_one_copy_for_all_saves_and_none_is_made_while_it_is_written(
     make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
 
     def staged() -> dict[str, int]:
         worker.stage()
-        found = worker._train_rank._staged
+        found = worker.policy._staged
         assert found is not None
         return {name: tensor.data_ptr() for name, tensor in found.tensors.items()}
 
@@ -241,7 +247,7 @@ def test_there_is_one_copy_for_all_saves_and_none_is_made_while_it_is_written(
         assert str(error.value) == "the copy before is still being written; wait until write_staged() is done"
         raise CheckpointError("the disk is full")
 
-    monkeypatch.setattr(train_rank, "write_state", writing)
+    monkeypatch.setattr(model_trainer, "write_state", writing)
     with pytest.raises(CheckpointError):
         worker.write_staged(tmp_path)
     worker.stage()
@@ -252,28 +258,28 @@ def test_adapters_are_saved_without_the_weights_under_them(
 ) -> None:
     pytest.importorskip("peft")
     rows = make_rows(4)
-    worker, again = PolicyWorker(make_spec(lora_rank=2)), PolicyWorker(make_spec(lora_rank=2, seed=9))
+    worker, again = PolicyRank(make_spec(lora_rank=2)), PolicyRank(make_spec(lora_rank=2, seed=9))
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    worker.save(tmp_path)
+    save(worker, tmp_path)
     assert all("lora_" in name for name in saved_weights(tmp_path))
     again.load(tmp_path)
     assert digest(again) == digest(worker)
     with pytest.raises(CheckpointError, match="holds another model"):
-        PolicyWorker(make_spec()).load(tmp_path)
+        PolicyRank(make_spec()).load(tmp_path)
 
 
 def test_other_ranks_than_those_that_wrote_go_on_with_generators_of_their_own(
     make_spec: MakeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = PolicyWorker(make_spec())
-    worker._train_rank.step = 7
-    worker.save(tmp_path)
+    worker = PolicyRank(make_spec())
+    worker.policy.step = 7
+    save(worker, tmp_path)
     own = torch.load(tmp_path / "rank_00000.pt", weights_only=True)
     torch.save(own | {"world_size": 2}, tmp_path / "rank_00000.pt")
     drawn = []
     for seed in (1, 1, 2):
         with caplog.at_level(logging.INFO, logger="ramet"):
-            PolicyWorker(make_spec(seed=seed)).load(tmp_path)
+            PolicyRank(make_spec(seed=seed)).load(tmp_path)
         drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert drawn[0] == drawn[1] != drawn[2]
     assert "was written by 2 policy ranks, now there are 1" in caplog.text
@@ -281,13 +287,13 @@ def test_other_ranks_than_those_that_wrote_go_on_with_generators_of_their_own(
 
 
 def test_a_write_that_fails_is_a_checkpoint_error_and_leaves_the_old_one(make_spec: MakeSpec, tmp_path: Path) -> None:
-    worker, checkpoints = PolicyWorker(make_spec()), Checkpoints(tmp_path, keep=2)
-    checkpoints.save(1, worker.save)
+    worker, checkpoints = PolicyRank(make_spec()), Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, partial(save, worker))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # as a full disk: writes fail half-way
     try:
         with pytest.raises(CheckpointError, match="could not write the policy"):
-            checkpoints.save(2, worker.save)
+            checkpoints.save(2, partial(save, worker))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     found = checkpoints.newest()

@@ -32,11 +32,12 @@ def test_padded_advantages_and_returns_become_one_array_per_row(
 def test_inputs_are_the_chosen_rows_one_after_the_other(make_rows: MakeRows, make_advantages: MakeAdvantages) -> None:
     rows = make_rows(3)
     batch = TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=[row.engine_logprobs for row in rows])
-    inputs = batch.inputs([2, 0], torch.device("cpu"))
     lengths = [len(rows[2].response_ids), len(rows[0].response_ids)]
+    inputs = batch.inputs([2, 0], torch.zeros(sum(lengths)), None)
+    assert inputs.mask.tolist() == [*rows[2].mask.tolist(), *rows[0].mask.tolist()]
     assert inputs.sequence_ids.tolist() == [0] * lengths[0] + [1] * lengths[1]
     assert inputs.advantages.tolist() == [*batch.advantages[2].tolist(), *batch.advantages[0].tolist()]
-    assert inputs.old_logprobs is not None and torch.equal(inputs.old_logprobs, inputs.engine_logprobs)
+    assert torch.equal(inputs.old_logprobs, inputs.engine_logprobs)
     assert inputs.ref_logprobs is inputs.returns is None
 
 

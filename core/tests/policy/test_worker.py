@@ -24,8 +24,8 @@ from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.logprob_model import TokenLogprobs
 from ramet.policy.optim import OffloadedState
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.train.learning import estimate
 from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need
 
@@ -34,7 +34,7 @@ MakeRows = Callable[..., list[Row]]
 MakeAdvantages = Callable[[list[Row]], Tensor]
 
 
-def parameters(worker: PolicyWorker) -> Tensor:
+def parameters(worker: PolicyRank) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in worker.model.parameters()])
 
 
@@ -43,7 +43,7 @@ def test_log_probabilities_are_those_of_the_plain_model(
     make_spec: MakeSpec, make_rows: MakeRows, tiny: Path, temperature: float
 ) -> None:
     rows = make_rows(7)
-    logprobs, entropies = PolicyWorker(make_spec(temperature=temperature)).logprobs_and_entropies(rows)
+    logprobs, entropies = PolicyRank(make_spec(temperature=temperature)).logprobs_and_entropies(rows)
     model = AutoModelForCausalLM.from_pretrained(tiny)
     for row, found, entropy in zip(rows, logprobs, entropies, strict=True):
         ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids])).long()
@@ -59,7 +59,7 @@ def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(6)
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     before = worker.logprobs(rows)
     metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=before), 1)
     after = worker.logprobs(rows)
@@ -74,9 +74,11 @@ def test_an_update_reports_what_the_design_promises(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(6)
-    worker = PolicyWorker(make_spec(kl_coef=0.1, minibatches=2, epochs=2))
+    worker = PolicyRank(make_spec(kl_coef=0.1, minibatches=2, epochs=2))
     old, (_, entropies) = worker.logprobs(rows), worker.logprobs_and_entropies(rows)
-    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=old), 1)
+    reference = worker.reference_logprobs(rows)
+    batch = TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=old, ref_logprobs=reference)
+    metrics = worker.update(batch, 1)
     gaps = np.concatenate([np.abs(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
     weights = np.concatenate([np.exp(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
     assert metrics["train/engine_gap_mean"] == pytest.approx(gaps.mean(), rel=1e-4)
@@ -99,8 +101,10 @@ def test_the_update_does_not_depend_on_how_rows_are_packed(
     results = []
     for budget in (1, 60, 4096):
         spec = make_spec(loss_aggregation=mode, max_microbatch_tokens=budget, kl_coef=0.1, entropy_coef=0.01)
-        worker = PolicyWorker(spec)
-        metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        worker = PolicyRank(spec)
+        reference = [row.engine_logprobs for row in rows]
+        batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=0.1)
+        metrics = worker.update(batch, 1)
         results.append((parameters(worker), metrics["train/loss"], metrics["train/grad_norm"]))
     for found, loss, norm in results[1:]:
         torch.testing.assert_close(found, results[0][0], rtol=0, atol=2e-5)
@@ -117,11 +121,14 @@ def test_two_copies_of_weight_a_half_train_as_one_row(
     if mode is LossAggregation.TOKEN_MEAN:
         twice = [0, 1, 1, 2]
     weights = torch.tensor([1 / twice.count(i) for i in twice])[:, None].expand(-1, advantages.shape[1])
-    plain = TrainBatch.from_padded(rows, advantages)
-    doubled = TrainBatch.from_padded([rows[i] for i in twice], advantages[twice], weights=weights)
+    reference = [row.engine_logprobs for row in rows]
+    plain = TrainBatch.from_padded(rows, advantages, ref_logprobs=reference, kl_coef=0.1)
+    copies = [rows[i] for i in twice], advantages[twice]
+    again = [reference[i] for i in twice]
+    doubled = TrainBatch.from_padded(*copies, weights=weights, ref_logprobs=again, kl_coef=0.1)
     results = []
     for batch in (plain, doubled):
-        worker = PolicyWorker(make_spec(loss_aggregation=mode, kl_coef=0.1, entropy_coef=0.01, tis_cap=None))
+        worker = PolicyRank(make_spec(loss_aggregation=mode, kl_coef=0.1, entropy_coef=0.01, tis_cap=None))
         metrics = worker.update(batch, 1)
         results.append((parameters(worker), metrics["train/loss"], metrics["train/grad_norm"]))
     torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=2e-5)
@@ -132,8 +139,8 @@ def test_packed_rows_train_as_padded_ones(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(8)
-    padded, packed = PolicyWorker(make_spec()), PolicyWorker(make_spec())
-    packed._train_rank._cost = None
+    padded, packed = PolicyRank(make_spec()), PolicyRank(make_spec())
+    packed.policy._cost = None
     found, expected = (w.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1) for w in (packed, padded))
     assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)
     torch.testing.assert_close(parameters(packed), parameters(padded), rtol=0, atol=2e-5)
@@ -147,7 +154,7 @@ def test_inserted_tokens_and_their_advantages_do_not_train(
     for i, row in enumerate(rows):
         dirty[i, : len(row.mask)][~torch.from_numpy(row.mask)] = 1e6
         dirty[i, len(row.mask) :] = float("nan")
-    first, second = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    first, second = PolicyRank(make_spec()), PolicyRank(make_spec())
     first.update(TrainBatch.from_padded(rows, clean), 1)
     second.update(TrainBatch.from_padded(rows, dirty), 1)
     assert torch.equal(parameters(first), parameters(second))
@@ -157,7 +164,7 @@ def test_without_given_log_probabilities_one_optimiser_step_is_on_policy(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(6)
-    first, second = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    first, second = PolicyRank(make_spec()), PolicyRank(make_spec())
     first.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     second.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=second.logprobs(rows)), 1)
     torch.testing.assert_close(parameters(first), parameters(second), rtol=0, atol=2e-5)
@@ -168,7 +175,7 @@ def test_several_optimiser_steps_keep_the_old_policy_of_the_step(
 ) -> None:
     rows = make_rows(6)
     spec = make_spec(epochs=3, minibatches=2)
-    first, second = PolicyWorker(spec), PolicyWorker(spec)
+    first, second = PolicyRank(spec), PolicyRank(spec)
     found = first.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     second.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=second.logprobs(rows)), 1)
     assert torch.equal(parameters(first), parameters(second))
@@ -179,7 +186,7 @@ def test_the_engines_log_probabilities_can_be_those_of_the_old_policy(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(6)
-    worker = PolicyWorker(make_spec(old_logprobs=OldLogprobs.ENGINE))
+    worker = PolicyRank(make_spec(old_logprobs=OldLogprobs.ENGINE))
     trainer = worker.logprobs(rows)
     metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     gaps = np.concatenate([np.abs(t - r.engine_logprobs)[r.mask] for t, r in zip(trainer, rows, strict=True)])
@@ -202,12 +209,12 @@ def test_more_minibatches_than_rows_leave_out_the_empty_ones(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(3)
-    metrics = PolicyWorker(make_spec(minibatches=8)).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = PolicyRank(make_spec(minibatches=8)).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert metrics["train/optimizer_steps"] == 3.0
 
 
 def test_no_rows_are_no_update(make_spec: MakeSpec) -> None:
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     before = parameters(worker)
     metrics = worker.update(TrainBatch.from_padded([], torch.zeros(0, 0)), 1)
     assert metrics["train/optimizer_steps"] == metrics["train/tokens"] == 0.0
@@ -215,22 +222,22 @@ def test_no_rows_are_no_update(make_spec: MakeSpec) -> None:
 
 
 def test_a_reference_is_loaded_only_if_it_is_needed(make_spec: MakeSpec, make_rows: MakeRows) -> None:
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     assert worker.reference is None
     with pytest.raises(RuntimeError, match="no reference was loaded"):
         worker.reference_logprobs(make_rows(2))
     for options in ({"kl_coef": 0.1}, {"needs": frozenset({Need.REFERENCE})}):
-        assert PolicyWorker(make_spec(**options)).reference is not None
+        assert PolicyRank(make_spec(**options)).reference is not None
 
 
 def test_the_reference_stays_where_the_run_began(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(4)
-    worker = PolicyWorker(make_spec(kl_coef=0.5, kl_estimator=KlEstimator.K3))
+    worker = PolicyRank(make_spec(kl_coef=0.5, kl_estimator=KlEstimator.K3))
     before = worker.reference_logprobs(rows)
-    first = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    second = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
+    batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=before, kl_coef=0.5)
+    first, second = worker.update(batch, 1), worker.update(batch, 2)
     assert first["train/kl_reference"] == pytest.approx(0.0, abs=1e-6)
     assert second["train/kl_reference"] > 1e-5
     for found, expected in zip(worker.reference_logprobs(rows), before, strict=True):
@@ -242,10 +249,11 @@ def test_a_straight_through_kl_has_the_value_of_its_name_and_another_gradient(
 ) -> None:
     rows, found = make_rows(4), {}
     for estimator in (KlEstimator.K1, KlEstimator.K1_PLUS, KlEstimator.K2):
-        worker = PolicyWorker(make_spec(kl_coef=0.5, kl_estimator=estimator))
+        worker = PolicyRank(make_spec(kl_coef=0.5, kl_estimator=estimator))
         reference = [row.engine_logprobs - 0.3 for row in rows]
         advantages = make_advantages(rows)
-        found[estimator] = worker.update(TrainBatch.from_padded(rows, advantages, ref_logprobs=reference), 1)
+        batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=reference, kl_coef=0.5)
+        found[estimator] = worker.update(batch, 1)
     first, straight, second = found.values()
     assert straight["train/kl_reference"] == pytest.approx(first["train/kl_reference"])
     assert straight["train/grad_norm"] == pytest.approx(second["train/grad_norm"], rel=1e-5)
@@ -257,8 +265,8 @@ def test_the_kl_of_a_step_has_the_coefficient_of_its_batch(
 ) -> None:
     rows, losses = make_rows(4), []
     reference = [row.engine_logprobs - 0.3 for row in rows]
-    for spec_coef, batch_coef in ((0.5, None), (0.1, 0.5), (0.1, None)):
-        worker = PolicyWorker(make_spec(kl_coef=spec_coef))
+    for spec_coef, batch_coef in ((0.5, 0.5), (0.1, 0.5), (0.1, 0.1)):
+        worker = PolicyRank(make_spec(kl_coef=spec_coef))
         batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=batch_coef)
         losses.append(worker.update(batch, 1)["train/loss"])
     assert losses[0] == pytest.approx(losses[1]) and losses[0] != pytest.approx(losses[2], rel=1e-3)
@@ -269,9 +277,9 @@ def test_tokens_outside_their_band_do_not_train_and_are_counted(
 ) -> None:
     rows = make_rows(4)
     batch = TrainBatch.from_padded(rows, make_advantages(rows))
-    plain = PolicyWorker(make_spec()).update(batch, 1)
+    plain = PolicyRank(make_spec()).update(batch, 1)
     assert "train/tis_left_out" not in plain and 0 < plain["train/tis_effective"] <= 1
-    nothing = PolicyWorker(make_spec(token_band=[1e8, 1e9])).update(batch, 1)
+    nothing = PolicyRank(make_spec(token_band=[1e8, 1e9])).update(batch, 1)
     assert (nothing["train/tis_left_out"], nothing["train/tis_effective"], nothing["train/loss"]) == (1.0, 0.0, 0.0)
     assert nothing["train/grad_norm"] == 0
 
@@ -292,20 +300,20 @@ def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
 ) -> None:
     rows = make_rows(4)
     loss = Breakable()
-    worker = PolicyWorker(make_spec(policy_loss=loss))
+    worker = PolicyRank(make_spec(policy_loss=loss))
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     loss.broken = True
-    before, state = parameters(worker), copy.deepcopy(worker.optimizer.state_dict()["state"])
+    before, state = parameters(worker), copy.deepcopy(worker.policy.optimizer.state_dict()["state"])
     metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
     assert (metrics["train/skipped_updates"], metrics["train/optimizer_steps"]) == (1.0, 0.0)
     assert "train/loss" not in metrics
     assert torch.equal(parameters(worker), before)
-    for found, expected in zip(worker.optimizer.state_dict()["state"].values(), state.values(), strict=True):
+    for found, expected in zip(worker.policy.optimizer.state_dict()["state"].values(), state.values(), strict=True):
         assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert worker.bad_steps == 1
+    assert worker.policy.bad_steps == 1
     loss.broken = False
     assert worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 3)["train/skipped_updates"] == 0.0
-    assert worker.bad_steps == 0
+    assert worker.policy.bad_steps == 0
 
 
 def test_training_stops_after_too_many_bad_steps_in_a_row(
@@ -313,7 +321,7 @@ def test_training_stops_after_too_many_bad_steps_in_a_row(
 ) -> None:
     rows = make_rows(4)
     loss = Breakable()
-    worker = PolicyWorker(make_spec(policy_loss=loss, max_bad_steps=2))
+    worker = PolicyRank(make_spec(policy_loss=loss, max_bad_steps=2))
     for step, broken in ((1, True), (2, False), (3, True)):
         loss.broken = broken
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
@@ -329,8 +337,8 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
 ) -> None:
     """F18. A CPU never raises it, hence torch's own error, in the second of two micro-batches."""
     rows = make_rows(4)
-    worker = PolicyWorker(make_spec(max_microbatch_tokens=rows[0].n_tokens))
-    compute, calls = worker._logprob_model.token_logprobs, iter(range(9))
+    worker = PolicyRank(make_spec(max_microbatch_tokens=rows[0].n_tokens))
+    compute, calls = worker.policy.module.forward, iter(range(9))
 
     def full(*arguments: Any) -> TokenLogprobs:
         if next(calls) == 1:
@@ -338,7 +346,7 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
         return compute(*arguments)
 
     before = parameters(worker)
-    monkeypatch.setattr(worker._logprob_model, "token_logprobs", full)
+    monkeypatch.setattr(worker.policy.module, "forward", full)
     with pytest.raises(OutOfMemory) as raised:
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert str(raised.value) == (
@@ -346,12 +354,12 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
         f"policy.max_microbatch_tokens={rows[0].n_tokens}, or set policy.activation_checkpointing=true, or use several "
         "ranks (cluster=ray cluster.policy_workers=2); `ramet train … --dry-run` estimates what each helps"
     )
-    monkeypatch.setattr(worker._logprob_model, "token_logprobs", compute)
+    monkeypatch.setattr(worker.policy.module, "forward", compute)
     assert torch.equal(parameters(worker), before)
     again = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert (
         again["train/grad_norm"]
-        == PolicyWorker(worker.spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)["train/grad_norm"]
+        == PolicyRank(worker.spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)["train/grad_norm"]
     )
 
 
@@ -373,7 +381,8 @@ def test_a_loss_gets_what_it_needs_and_nothing_that_costs_more(
     rows = make_rows(3)
     plain, rich = Curious(frozenset()), Curious(frozenset({Need.ENTROPY, Need.REFERENCE}))
     for loss in (plain, rich):
-        PolicyWorker(make_spec(policy_loss=loss)).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=[row.engine_logprobs for row in rows])
+        PolicyRank(make_spec(policy_loss=loss)).update(batch, 1)
     assert all(batch.entropies is None and batch.ref_logprobs is None for batch in plain.seen)
     assert all(batch.entropies is not None and batch.entropies.requires_grad for batch in rich.seen)
     assert all(batch.ref_logprobs is not None for batch in rich.seen)
@@ -418,7 +427,7 @@ def test_a_loss_that_breaks_the_contract_is_the_plugins_error(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, loss: Any, what: str
 ) -> None:
     rows = make_rows(2)
-    worker = PolicyWorker(make_spec(policy_loss=loss))
+    worker = PolicyRank(make_spec(policy_loss=loss))
     with pytest.raises(PluginError) as caught:
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     line = f"core/tests/policy/test_worker.py:{type(loss).__call__.__code__.co_firstlineno}"
@@ -439,7 +448,7 @@ def test_a_loss_that_changes_its_inputs_is_named_with_what_it_changed(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(4)
-    worker = PolicyWorker(make_spec(policy_loss=Overwrites()))
+    worker = PolicyRank(make_spec(policy_loss=Overwrites()))
     with pytest.raises(PluginError, match=r"policy loss .*Overwrites changed its inputs in place: engine_logprobs"):
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
 
@@ -459,7 +468,7 @@ def test_an_estimator_that_changes_its_inputs_is_named_with_what_it_changed(make
 
 def test_weights_are_the_names_and_values_of_the_plain_model(make_spec: MakeSpec, tiny: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
-    found = dict(PolicyWorker(make_spec()).weights())
+    found = dict(PolicyRank(make_spec()).weights())
     assert found.keys() == plain.keys()
     assert all(torch.equal(found[name], plain[name]) and not found[name].requires_grad for name in plain)
 
@@ -468,7 +477,7 @@ def test_activation_checkpointing_changes_no_number(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(5)
-    plain, saving = (PolicyWorker(make_spec(activation_checkpointing=flag)) for flag in (False, True))
+    plain, saving = (PolicyRank(make_spec(activation_checkpointing=flag)) for flag in (False, True))
     for worker in (plain, saving):
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert saving.model.is_gradient_checkpointing
@@ -479,7 +488,7 @@ def test_bfloat16_trains_float32_weights_so_that_small_steps_are_not_lost(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tiny: Path
 ) -> None:
     rows = make_rows(4)
-    worker = PolicyWorker(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16), lr=1e-6))
+    worker = PolicyRank(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16), lr=1e-6))
     before = parameters(worker)
     metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     after = parameters(worker)
@@ -492,15 +501,15 @@ def test_an_exported_folder_has_the_weights_and_the_tokenizer(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:
     rows = make_rows(4)
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     worker.export(tmp_path / "hf")
-    again = PolicyWorker(make_spec(model=ModelConfig(path=str(tmp_path / "hf"))))
+    again = PolicyRank(make_spec(model=ModelConfig(path=str(tmp_path / "hf"))))
     assert torch.equal(parameters(again), parameters(worker))
 
 
 def test_a_bfloat16_export_says_so_in_its_config(make_spec: MakeSpec, tiny: Path, tmp_path: Path) -> None:
-    worker = PolicyWorker(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16)))
+    worker = PolicyRank(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16)))
     worker.export(tmp_path / "hf")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
     assert again.dtype is torch.bfloat16
@@ -512,13 +521,13 @@ def test_a_spec_and_its_results_pickle(
 ) -> None:
     spec = pickle.loads(pickle.dumps(make_spec()))
     rows = pickle.loads(pickle.dumps(make_rows(2)))
-    metrics = PolicyWorker(spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = PolicyRank(spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert pickle.loads(pickle.dumps(metrics)) == metrics
 
 
 def test_more_ranks_than_have_met_are_refused_instead_of_training_copies(make_spec: MakeSpec) -> None:
     with pytest.raises(RuntimeError, match="policy rank 0 of 2: this process is rank 0 of 1; call join_ranks first"):
-        PolicyWorker(make_spec(), world_size=2)
+        PolicyRank(make_spec(), world_size=2)
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
@@ -533,23 +542,23 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(make_spec: Ma
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="CohereForCausalLM changes its logits"):
-        PolicyWorker(make_spec(model=ModelConfig(path=str(tmp_path))))
+        PolicyRank(make_spec(model=ModelConfig(path=str(tmp_path))))
 
 
 def test_at_rest_memory_is_given_back_after_the_garbage_and_when_the_device_is_done(
     make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = PolicyWorker(make_spec(kl_coef=0.1))
+    worker = PolicyRank(make_spec(kl_coef=0.1))
     order: list[str] = []
     monkeypatch.setattr("gc.collect", lambda: order.append("collect"))
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: order.append(f"synchronize {device}"))
     monkeypatch.setattr("torch.cuda.ipc_collect", lambda: order.append("collect exports"))
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: order.append("empty"))
-    monkeypatch.setattr("ramet.policy.train_rank.reshard", lambda module: order.append(type(module).__name__))
+    monkeypatch.setattr("ramet.policy.model_trainer.reshard", lambda module: order.append(type(module).__name__))
     worker.rest()
     assert order == ["LogprobModel", "LogprobModel", "collect"]  # the policy's and the reference's
     order.clear()
-    worker._train_rank.device = torch.device("cuda")
+    worker.policy.device = torch.device("cuda")
     worker.rest()
     assert order[2:] == ["collect", "synchronize cuda", "collect exports", "empty"]
 
@@ -563,20 +572,20 @@ def test_an_offloaded_optimiser_travels_once_per_update(
     diverges: bool,
 ) -> None:
     """Offloading asks for a GPU; here host memory takes its place, and what counts is the order and the result."""
-    monkeypatch.setattr("ramet.policy.worker.check_policy_options", lambda *_: [])
+    monkeypatch.setattr("ramet.policy.rank.check_policy_options", lambda *_: [])
     rows = make_rows(6)
     batch = TrainBatch.from_padded(rows, make_advantages(rows))
     worker, plain = (
-        PolicyWorker(make_spec(offload=offload, minibatches=2, epochs=2, max_bad_steps=1))
+        PolicyRank(make_spec(offload=offload, minibatches=2, epochs=2, max_bad_steps=1))
         for offload in (Offload.OPTIMIZER, Offload.NONE)
     )
     order: list[str] = []
-    to_device, to_host, step = OffloadedState.to_device, OffloadedState.to_host, worker.optimizer.step
+    to_device, to_host, step = OffloadedState.to_device, OffloadedState.to_host, worker.policy.optimizer.step
     monkeypatch.setattr(OffloadedState, "to_device", lambda own: (order.append("to device"), to_device(own)))
     monkeypatch.setattr(OffloadedState, "to_host", lambda own: (order.append("to host"), to_host(own)))
-    monkeypatch.setattr(worker.optimizer, "step", lambda: (order.append("step"), step()))
+    monkeypatch.setattr(worker.policy.optimizer, "step", lambda: (order.append("step"), step()))
     if diverges:
-        monkeypatch.setattr("ramet.policy.train_rank.clip_gradients", lambda *_: float("nan"))
+        monkeypatch.setattr("ramet.policy.model_trainer.clip_gradients", lambda *_: float("nan"))
         with pytest.raises(TrainingDiverged):
             worker.update(batch, 1)
         assert order == ["to host"]
@@ -594,7 +603,7 @@ def test_the_schedule_begins_with_the_first_update_of_the_policy(
     """Of 6 steps the critic alone learns in the first 2, so that a warm-up of 2 is not over before it begins."""
     rows, rates = make_rows(2), []
     spec = make_spec(lr=0.1, warmup_steps=2, schedule=Schedule.LINEAR, total_steps=6, critic_warmup_steps=2)
-    worker = PolicyWorker(spec)
+    worker = PolicyRank(spec)
     for step in range(3, 7):
         rates.append(worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)["train/lr"])
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])

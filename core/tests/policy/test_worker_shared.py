@@ -27,10 +27,9 @@ from ramet.policy.batching.partition import RankLayout, drawn_rows, own_shared_m
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import group_tries, groups_of, trees, unique_token_share
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticWorker
+from ramet.policy.rank import PolicyRank
 from ramet.policy.shared_attention import has_shared_attention
 from ramet.policy.spec import CriticSpec, PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.types import CriticOptions
 
 MakeSpec = Callable[..., PolicySpec]
@@ -50,8 +49,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def trained(spec: PolicySpec, rows: list[Row], advantages: Tensor) -> tuple[list[dict[str, float]], Tensor]:
-    worker = PolicyWorker(spec)
-    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in (1, 2)]
+    worker = PolicyRank(spec)
+    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    metrics = [worker.update(batch, step) for step in (1, 2)]
     return metrics, torch.cat([tensor.flatten().clone() for _, tensor in worker.weights()])
 
 
@@ -74,20 +74,20 @@ def test_an_update_is_the_same(
 def test_a_share_is_reported_and_auto_follows_it(
     make_spec: MakeSpec, make_tree_rows: MakeRows, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
-    worker = PolicyWorker(make_spec())
+    worker = PolicyRank(make_spec())
     for rows, shares in ((make_tree_rows(3), True), (make_rows(6), False)):
         metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
         assert metrics["train/unique_token_share"] == unique_token_share(rows)
         assert (unique_token_share(rows) < 0.85) is shares
-        fed = sum(batch.n_tokens for batch in worker._train_rank.micro_batches(rows))
+        fed = sum(batch.n_tokens for batch in worker.policy.micro_batches(rows))
         assert fed == round(unique_token_share(rows) * sum(row.n_tokens - 1 for row in rows))
     assert worker.update(TrainBatch.from_padded([], torch.zeros(0, 0)), 2)["train/unique_token_share"] == 1.0
 
 
 def test_never_leaves_the_model_and_the_layouts_alone(make_spec: MakeSpec, make_tree_rows: MakeRows) -> None:
-    worker = PolicyWorker(make_spec(share_prefixes=NEVER))
+    worker = PolicyRank(make_spec(share_prefixes=NEVER))
     assert not has_shared_attention(worker.model.config)
-    assert all(batch.attention is None for batch in worker._train_rank.micro_batches(make_tree_rows(3)))
+    assert all(batch.attention is None for batch in worker.policy.micro_batches(make_tree_rows(3)))
 
 
 def test_a_model_that_cannot_share_is_refused(make_spec: MakeSpec, tiny: Path) -> None:
@@ -95,11 +95,11 @@ def test_a_model_that_cannot_share_is_refused(make_spec: MakeSpec, tiny: Path) -
     with pytest.raises(
         ConfigErrors, match=r"policy\.share_prefixes=always: not with model\.attention=eager; allowed: auto, sdpa"
     ):
-        PolicyWorker(make_spec(model=eager, share_prefixes=ALWAYS))
-    assert not has_shared_attention(PolicyWorker(make_spec(model=eager)).model.config)
+        PolicyRank(make_spec(model=eager, share_prefixes=ALWAYS))
+    assert not has_shared_attention(PolicyRank(make_spec(model=eager)).model.config)
 
 
-def test_a_critic_learns_the_same(make_tree_rows: MakeRows, tiny: Path) -> None:
+def test_a_critic_learns_the_same(make_spec: MakeSpec, make_tree_rows: MakeRows, tiny: Path) -> None:
     rows = make_tree_rows(3)
     returns = torch.zeros(len(rows), max(len(row.response_ids) for row in rows)) + torch.arange(len(rows))[:, None]
     found = []
@@ -112,10 +112,10 @@ def test_a_critic_learns_the_same(make_tree_rows: MakeRows, tiny: Path) -> None:
             total_steps=4,
             seed=1,
         )
-        worker = CriticWorker(spec)
+        worker = PolicyRank(make_spec(share_prefixes=share), spec)
         for step in (1, 2):
             batch = TrainBatch.from_padded(rows, returns, returns=returns, values=worker.values(rows))
-            metrics = worker.update(batch, step)
+            metrics = worker.update_critic(batch, step)
         found.append((metrics, worker.values(rows)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
     for left, right in zip(found[0][1], found[1][1], strict=True):

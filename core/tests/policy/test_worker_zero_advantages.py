@@ -15,9 +15,8 @@ from ramet.config.schema import LossAggregation
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.objective import Objective
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.types import LossInputs, LossOutput, Need
 
 MakeSpec = Callable[..., PolicySpec]
@@ -32,23 +31,12 @@ class ComputesEveryRow(PpoClip):
 
 
 class Pulls(PpoClip):
-    """Has a loss without advantages too."""
+    """Has a loss without advantages too, and says so."""
+
+    zero_without_advantage = False
 
     def __call__(self, batch: LossInputs) -> LossOutput:
         return LossOutput(per_token=super().__call__(batch).per_token - 0.1 * batch.logprobs)
-
-
-class PullsBy(PpoClip):
-    """Has a loss without advantages where one of the other inputs asks for it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(PpoClipConfig())
-        self.name = name
-
-    def __call__(self, batch: LossInputs) -> LossOutput:
-        far = (batch.logprobs.detach() - batch.engine_logprobs).abs() > 5
-        by = far if self.name == "engine_logprobs" else getattr(batch, self.name)
-        return LossOutput(per_token=super().__call__(batch).per_token - 0.1 * by.float() * batch.logprobs)
 
 
 @pytest.fixture
@@ -61,21 +49,21 @@ def some_zero_advantages(make_advantages: Callable[[list[Row]], Tensor]) -> Call
     return build
 
 
-def parameters(worker: PolicyWorker) -> Tensor:
+def parameters(worker: PolicyRank) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in worker.model.parameters()])
 
 
 def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Tensor, dict[str, float], set[int]]:
     """Weights after these steps, the last metrics, and the lengths of responses that were computed with a gradient."""
-    worker = PolicyWorker(spec)
-    compute, seen = worker._logprob_model.token_logprobs, set[int]()
+    worker = PolicyRank(spec)
+    compute, seen = worker.policy.module.forward, set[int]()
 
     def recording(batch: MicroBatch, *options: Any) -> Any:
         if torch.is_grad_enabled():
             seen.update(batch.lengths)
         return compute(batch, *options)
 
-    worker._logprob_model.token_logprobs = recording  # type: ignore[method-assign]
+    worker.policy.module.forward = recording  # type: ignore[method-assign]
     metrics: dict[str, float] = {}
     for step, given in enumerate(advantages, start=1):
         metrics = worker.update(TrainBatch.from_padded(rows, given), step)
@@ -113,9 +101,9 @@ def test_packing_does_not_change_the_update(
     rows = make_rows(7)
     weights = []
     for loss in (PpoClip(PpoClipConfig()), ComputesEveryRow(PpoClipConfig())):
-        worker = PolicyWorker(make_spec(policy_loss=loss, minibatches=2))
+        worker = PolicyRank(make_spec(policy_loss=loss, minibatches=2))
         if packed:
-            worker._train_rank._cost = None
+            worker.policy._cost = None
         worker.update(TrainBatch.from_padded(rows, some_zero_advantages(rows)), 1)
         weights.append(parameters(worker))
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
@@ -153,12 +141,3 @@ def test_rows_are_computed_where_anything_else_than_the_advantage_trains_them(
     assert seen == {len(row.response_ids) for row in rows}
     assert metrics["train/rows_without_signal"] == len(ZERO)
     assert metrics["train/loss"] != 0
-
-
-@pytest.mark.parametrize("name", ["engine_logprobs", "group_ids", "turn_ids", "policy_versions", "sequence_ids"])
-def test_a_loss_that_asks_for_rows_by_another_input_than_the_advantage_is_detected(
-    make_spec: MakeSpec, name: str
-) -> None:
-    device = torch.device("cpu")
-    assert not Objective(make_spec(policy_loss=PullsBy(name))).is_zero_without_advantages(device)
-    assert Objective(make_spec()).is_zero_without_advantages(device)

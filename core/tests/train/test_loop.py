@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
+from ramet.cluster.local import LocalBackend, LocalRanks, LocalRollouts
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
+from ramet.policy.model_trainer import ModelTrainer
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import read_records
 from ramet.train.loop import Loop
@@ -198,15 +198,15 @@ def test_validation_does_not_change_what_is_learned(train: Train, tmp_path: Path
 def test_a_reference_is_loaded_for_a_kl_alone(
     train: Train, coefficient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ramet.policy.worker as worker
+    from ramet.policy import rank
 
-    loaded, load = [], worker.reference_model
+    loaded, load = [], rank.reference_model
 
     def counting(spec: PolicySpec, **place: Any) -> object:
         loaded.append(spec)
         return load(spec, **place)
 
-    monkeypatch.setattr(worker, "reference_model", counting)
+    monkeypatch.setattr(rank, "reference_model", counting)
     metrics = train(f"train.kl_coef={coefficient}")
     assert len(loaded) == (coefficient > 0)
     if coefficient:
@@ -355,13 +355,13 @@ def test_the_old_policy_costs_no_pass_where_it_is_the_policy_itself(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[int] = []
-    score = PolicyWorker._own_logprobs
+    compute = ModelTrainer.compute
 
-    def counting(self: PolicyWorker, scorer: Any, rows: Any, entropy: Any) -> Any:
+    def counting(self: ModelTrainer, what: str, rows: Any, *options: Any, **named: Any) -> Any:
         scored.append(len(rows))
-        return score(self, scorer, rows, entropy)
+        return compute(self, what, rows, *options, **named)
 
-    monkeypatch.setattr(PolicyWorker, "_own_logprobs", counting)
+    monkeypatch.setattr(ModelTrainer, "compute", counting)
     without = train()
     assert scored == []
     (tmp_path / "run").rename(tmp_path / "before")
@@ -451,9 +451,9 @@ def test_groups_of_equal_rewards_are_replaced_recorded_and_counted_also_after_a_
 def test_a_failed_run_closes_its_workers_only_when_the_save_in_the_background_is_complete(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, finish, close, saved = LocalPolicy.write_staged, Loop._finish, LocalBackend.close, list[bool]()
+    write, finish, close, saved = LocalRanks.write_staged, Loop._finish, LocalBackend.close, list[bool]()
 
-    def slow(self: LocalPolicy, folder: Path) -> None:
+    def slow(self: LocalRanks, folder: Path) -> None:
         time.sleep(0.5)
         write(self, folder)
 
@@ -466,7 +466,7 @@ def test_a_failed_run_closes_its_workers_only_when_the_save_in_the_background_is
         saved.append((tmp_path / "run/checkpoints/step_000001").exists())
         await close(self)
 
-    monkeypatch.setattr(LocalPolicy, "write_staged", slow)
+    monkeypatch.setattr(LocalRanks, "write_staged", slow)
     monkeypatch.setattr(Loop, "_finish", cut)
     monkeypatch.setattr(LocalBackend, "close", closing)
     with pytest.raises(RuntimeError, match="power"):
@@ -500,13 +500,13 @@ def test_a_run_whose_weights_do_not_reach_the_engines_has_saved_them(
     async def broken(self: LocalBackend, version: int) -> None:
         raise InfraError("the vllm engine failed: the weight update: KeyError: 'ipc'")
 
-    def full(self: LocalPolicy, folder: Path) -> None:
+    def full(self: LocalRanks, folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalBackend, "sync_weights", broken)
         if not saves:
-            patch.setattr(LocalPolicy, "write_staged", full)
+            patch.setattr(LocalRanks, "write_staged", full)
         with pytest.raises(InfraError, match="the weight update: KeyError: 'ipc'"):
             train("run.name=cut", "train.save_every=100")
     [line] = [line for line in caplog.messages if line.startswith("resume with: ramet train")]

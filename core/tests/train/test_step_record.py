@@ -37,13 +37,13 @@ class Plain:
 
 
 class Updates:
-    """A policy whose update is seen from the record's thread, and fails if it is to."""
+    """Ranks whose update is seen from the record's thread, and fails if it is to."""
 
     def __init__(self, *, fails: bool) -> None:
         self.fails = fails
         self.began = threading.Event()
 
-    async def update(self, batch: object, step: int) -> dict[str, float]:
+    async def call(self, function: object, batch: object, step: int) -> dict[str, float]:
         self.began.set()
         if self.fails:
             raise InfraError("a rank is lost")
@@ -67,7 +67,7 @@ def test_it_is_written_beside_the_update_and_awaited(
     learner = Learner(
         Config(),
         folder=tmp_path,
-        policy=policy,  # type: ignore[arg-type]
+        ranks=policy,  # type: ignore[arg-type]
         critic=None,
         estimator=Plain(),
         needs_reference=False,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,10 +45,13 @@ class PlainWithValues(Plain):
 
 
 class Updated:
-    """A policy that keeps the KL coefficients of its updates. It is its reference, and has a critic."""
+    """Ranks that keep the KL coefficients of their updates. The policy is its reference, and has a critic."""
 
     def __init__(self) -> None:
         self.coefficients: list[float | None] = []
+
+    async def call(self, function: Any, *arguments: Any) -> Any:
+        return await getattr(self, function.__name__)(*arguments)
 
     async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         self.coefficients.append(batch.kl_coef)
@@ -80,7 +84,7 @@ def test_a_resumed_run_without_a_target_has_the_coefficient_of_its_configuration
     learner = Learner(
         Config(train=TrainConfig(kl_coef=0.2, kl_target=target)),
         folder=tmp_path,
-        policy=policy,  # type: ignore[arg-type]
+        ranks=policy,  # type: ignore[arg-type]
         critic=None,
         estimator=Plain(),
         needs_reference=False,
@@ -105,7 +109,7 @@ def test_the_coefficient_stays_while_the_critic_alone_learns(tmp_path: Path) -> 
     learner = Learner(
         config,
         folder=tmp_path,
-        policy=Updated(),  # type: ignore[arg-type]
+        ranks=Updated(),  # type: ignore[arg-type]
         critic=critic,
         estimator=PlainWithValues(),
         needs_reference=True,

@@ -51,22 +51,24 @@ KILL_POINTS = {
     "estimated": KillPoint("ramet.train.learning:estimate", after=True),
     "recording": KillPoint("ramet.rollout.record:record_line", call=2, after=True),
     "recorded": KillPoint("ramet.train.recording:write_records", after=True),
-    "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", after=True),  # half of the mini-batches
-    "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", after=True),
+    "update": KillPoint(
+        "ramet.policy.model_trainer:ModelTrainer.optimizer_step", after=True
+    ),  # half of the mini-batches
+    "updated": KillPoint("ramet.policy.rank:PolicyRank.update", after=True),
     "sync": KillPoint("ramet.engines.torch.model_runner:ModelRunner.load", after=True),  # in the engine's thread
     "validation": KillPoint("ramet.train.validation:play", after=True),
-    "saving": KillPoint("ramet.policy.worker:PolicyWorker.write_staged", after=True),
+    "saving": KillPoint("ramet.policy.rank:PolicyRank.write_staged", after=True),
     "hashing": KillPoint("ramet.policy.checkpoint.state:note_hashes"),  # a rank's tensors are written, no hashes
     "sealing": KillPoint("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
     "sealed": KillPoint("ramet.policy.checkpoint.store:_seal", after=True),  # manifest, not renamed
     "renamed": KillPoint("ramet.policy.checkpoint.store:Checkpoints._prune"),
     "pruning": KillPoint("os:unlink", after=True, option="dir_fd"),  # rmtree deleted one file of an old checkpoint
-    "writing": KillPoint("ramet.policy.worker:PolicyWorker.write_staged"),
+    "writing": KillPoint("ramet.policy.rank:PolicyRank.write_staged"),
     "saved": KillPoint("ramet.policy.checkpoint.store:Checkpoints.save", after=True),
     "logging": KillPoint("ramet.tracking.jsonl:JsonlTracker.log"),
     "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", after=True),
     "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
-    "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", after=True),
+    "restore": KillPoint("ramet.policy.rank:PolicyRank.load", after=True),
     "result": KillPoint("ramet.evaluate.lines:append_line"),
     "results": KillPoint("ramet.evaluate.files:open_atomic"),
 }

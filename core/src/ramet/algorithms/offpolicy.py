@@ -24,6 +24,7 @@ from torch import Tensor
 from ramet.algorithms.ratio import LIMIT, clamped, ratio_of
 from ramet.algorithms.sequences import unit_means, unit_sums
 from ramet.config.schema import TisLevel, TrainConfig
+from ramet.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +37,9 @@ class OffPolicy:
     left_out: Tensor  # [T] float, 1 where a band or the mask of negative sequences applied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTokens:
-    """What the weights are made of, without gradients. All are `[T]`, whole sequences."""
-
-    logprobs: Tensor  # pi
-    old_logprobs: Tensor  # pi_old
-    engine_logprobs: Tensor  # mu
-    advantages: Tensor
-    mask: Tensor  # bool
-    sequence_ids: Tensor
-
-
-def off_policy_weights(tokens: SampledTokens, train: TrainConfig) -> OffPolicy:
-    """The off-policy weight of each token, as the section `train` asks for it."""
+@torch.no_grad()
+def off_policy_weights(tokens: LossInputs, train: TrainConfig) -> OffPolicy:
+    """Return the off-policy weight of each token, as the section `train` asks for it."""
     found = truncated_weights(tokens, train.tis_cap, train.tis_level)
     kept = torch.ones_like(tokens.mask)
     if train.token_band is not None:
@@ -71,7 +61,7 @@ def off_policy_masks(train: TrainConfig) -> bool:
     return train.token_band is not None or train.sequence_band is not None or train.negative_gap_max is not None
 
 
-def truncated_weights(tokens: SampledTokens, cap: float | None, level: TisLevel) -> OffPolicy:
+def truncated_weights(tokens: LossInputs, cap: float | None, level: TisLevel) -> OffPolicy:
     """Truncated importance sampling alone. `cap` None switches it off: all weights are 1."""
     old, engine = tokens.old_logprobs, tokens.engine_logprobs
     none = torch.zeros_like(old)
@@ -85,7 +75,7 @@ def truncated_weights(tokens: SampledTokens, cap: float | None, level: TisLevel)
     )
 
 
-def _sequence_mean(values: Tensor, tokens: SampledTokens) -> Tensor:
+def _sequence_mean(values: Tensor, tokens: LossInputs) -> Tensor:
     return unit_means(values, tokens.mask, tokens.sequence_ids)
 
 

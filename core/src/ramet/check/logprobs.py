@@ -30,6 +30,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Row, rows_of
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -124,7 +125,7 @@ async def measure(
     groups = await backend.rollouts.run(tasks, step=0, plan=plan)
     check_groups(groups, tasks, rollouts)
     rows = _rows(groups, config)
-    logprobs, entropies = await backend.policy.logprobs_and_entropies(rows)
+    logprobs, entropies = await backend.policy.call(PolicyRank.logprobs_and_entropies, rows)
     return rows, compare(rows, logprobs, entropies, tis_cap=config.train.tis_cap)
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from ramet.components.services import RunServices
 from ramet.engines.protocol import EngineInfo
-from ramet.policy.batching.rows import Floats, Row
-from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.progress import PassProgress
+from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
 
+P = ParamSpec("P")
+T = TypeVar("T")
 OnGroup = Callable[[Group], None]
 
 
@@ -72,51 +73,19 @@ class Rollouts(Protocol):
     async def close(self) -> None: ...
 
 
-class Policy(Protocol):
+class Ranks(Protocol):
     """The training side: all ranks of the policy, and of the critic if there is one."""
 
-    async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        """One array `[T]` per row; 0 on inserted tokens."""
+    async def call(self, function: Callable[Concatenate[PolicyRank, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a method of `PolicyRank` on all ranks, one call after the other; returns what the first rank does."""
         ...
 
-    async def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
-        """As `logprobs`, with exact entropies in nats, which no training step needs."""
-        ...
-
-    async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        """The same by the reference, the frozen copy of the first policy."""
-        ...
-
-    async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """Train the policy on the batch of one step; metrics. Raises `TrainingDiverged`."""
-        ...
-
-    async def values(self, rows: Sequence[Row]) -> list[Floats]:
-        """The critic's values, one array `[T]` per row; 0 on inserted tokens."""
-        ...
-
-    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """Train the critic on the batch of one step; metrics. Raises `TrainingDiverged`."""
+    def write_staged(self, folder: Path) -> None:
+        """Call `PolicyRank.write_staged` on all ranks, from any thread."""
         ...
 
     def progress(self) -> PassProgress | None:
         """What the first rank computes now; from any thread. May be a second old. None: nothing that is counted."""
-        ...
-
-    async def stage(self) -> None:
-        """Copy the current state aside, for `write_staged`."""
-        ...
-
-    def write_staged(self, folder: Path) -> None:
-        """Write what was staged, from any thread, while training continues. Raises `CheckpointError`."""
-        ...
-
-    async def load(self, folder: Path) -> None:
-        """Continue exactly where the checkpoint in `folder` was staged. Raises `CheckpointError`."""
-        ...
-
-    async def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder."""
         ...
 
 
@@ -127,7 +96,7 @@ class Backend(Protocol):
     def rollouts(self) -> Rollouts: ...
 
     @property
-    def policy(self) -> Policy: ...
+    def policy(self) -> Ranks: ...
 
     @property
     def services(self) -> RunServices:

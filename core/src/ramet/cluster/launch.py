@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from ramet.cluster.interfaces import Backend, Policy, Rollouts
-from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
+from ramet.cluster.interfaces import Backend, Ranks, Rollouts
+from ramet.cluster.local import LocalBackend, LocalRanks, LocalRollouts
 from ramet.components.build import Components, are_started, needs_rewards
 from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
@@ -122,28 +122,28 @@ async def open_rollouts(
 @asynccontextmanager
 async def open_policy(
     config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path
-) -> AsyncIterator[Policy]:
+) -> AsyncIterator[Ranks]:
     """The training side alone, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
     reserved for engines.
     """
     if config.cluster.name == "ray":
-        from ramet.cluster.ray.policy import RayPolicy
+        from ramet.cluster.ray.policy import RayRanks
         from ramet.cluster.ray.worker_pool import WorkerPool
 
         pool = WorkerPool(config, with_policy=True, with_engines=False, folder=folder.absolute(), shares_limiters=False)
         try:
             await pool.reserve()
-            ranks = RayPolicy(pool, spec, critic)
+            ranks = RayRanks(pool, spec, critic)
             await pool.unless_failed(ranks.open())
             yield ranks
         finally:
             await pool.close()
         return
-    policy = LocalPolicy(spec, critic)
+    local = LocalRanks(spec, critic)
     try:
-        yield policy
+        yield local
     finally:
-        await policy.close()
+        await local.close()
 
 
 def _score_s(components: Components) -> float:

@@ -1,4 +1,4 @@
-"""`cluster=local`: one policy worker and one rollout worker with its engine, in this process.
+"""`cluster=local`: one policy rank and one rollout worker with its engine, in this process.
 
 The policy computes in a thread of its own, so that rollouts and tools continue meanwhile.
 """
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -27,12 +27,9 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
-from ramet.policy.batching.rows import Floats, Row
-from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticWorker
 from ramet.policy.progress import PassProgress
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.lockstep.worker import LockstepWorker
@@ -175,89 +172,40 @@ class LocalRollouts:
         await self.engine.close()
 
 
-class LocalPolicy:
-    """`ramet.cluster.interfaces.Policy` over one rank. Its thread is the only one that touches the models."""
+class LocalRanks:
+    """`ramet.cluster.interfaces.Ranks`: the only rank. Its thread is the only one that touches the models."""
 
     def __init__(self, spec: PolicySpec, critic: CriticSpec | None) -> None:
-        self.worker = PolicyWorker(spec)
-        self.critic = None if critic is None else CriticWorker(critic)
+        self.rank = PolicyRank(spec, critic)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ramet-policy")
 
-    async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        return await self._do(self.worker.logprobs, rows)
-
-    async def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
-        return await self._do(self.worker.logprobs_and_entropies, rows)
-
-    async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        return await self._do(self.worker.reference_logprobs, rows)
-
-    async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        return await self._do(self.worker.update, batch, step)
-
-    async def values(self, rows: Sequence[Row]) -> list[Floats]:
-        return await self._do(self._critic.values, rows)
-
-    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        return await self._do(self._critic.update, batch, step)
-
-    def progress(self) -> PassProgress | None:
-        return first_progress(self.worker, self.critic)
-
-    async def weights(self) -> list[tuple[str, Tensor]]:
-        """The worker's own tensors, to be copied before the next update changes them; with LoRA, merged, in host
-        memory, since the device need not have room for a second model.
-        """
-        if self.worker.spec.policy.lora_rank:
-            return await self._do(lambda: [(name, tensor.cpu()) for name, tensor in self.worker.engine_weights()])
-        return await self._do(lambda: list(self.worker.weights()))
-
-    async def rest(self) -> None:
-        """Give back device memory that is not used, which an engine in another process is about to take."""
-        for worker in self._workers:
-            await self._do(worker.rest)
-
-    async def stage(self) -> None:
-        for worker in self._workers:
-            await self._do(worker.stage)
+    async def call(self, function: Callable[Concatenate[PolicyRank, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        work = partial(function, self.rank, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def write_staged(self, folder: Path) -> None:
-        for worker in self._workers:
-            worker.write_staged(folder)
+        self.rank.write_staged(folder)
 
-    async def load(self, folder: Path) -> None:
-        for worker in self._workers:
-            await self._do(worker.load, folder)
-
-    async def export(self, folder: Path) -> None:
-        await self._do(self.worker.export, folder)
+    def progress(self) -> PassProgress | None:
+        return self.rank.progress
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
 
-    @property
-    def _critic(self) -> CriticWorker:
-        if self.critic is None:
-            raise RuntimeError("no critic was built: no algorithm needs values")
-        return self.critic
 
-    @property
-    def _workers(self) -> list[PolicyWorker | CriticWorker]:
-        return [self.worker] if self.critic is None else [self.worker, self.critic]
-
-    async def _do(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **options))
-
-
-def first_progress(policy: PolicyWorker, critic: CriticWorker | None) -> PassProgress | None:
-    """Of the one of them that computes: they take turns."""
-    return policy.progress or (None if critic is None else critic.progress)
+def weights_of(rank: PolicyRank) -> list[tuple[str, Tensor]]:
+    """The rank's own tensors, to be copied before the next update changes them; with LoRA, merged, in host memory,
+    since the device need not have room for a second model.
+    """
+    if rank.spec.policy.lora_rank:
+        return [(name, tensor.cpu()) for name, tensor in rank.engine_weights()]
+    return list(rank.weights())
 
 
 class LocalBackend:
     """`ramet.cluster.interfaces.Backend` in this process."""
 
-    def __init__(self, policy: LocalPolicy, rollouts: LocalRollouts, services: RunServices) -> None:
+    def __init__(self, policy: LocalRanks, rollouts: LocalRollouts, services: RunServices) -> None:
         self.policy = policy
         self.rollouts = rollouts
         self.services = services
@@ -273,8 +221,8 @@ class LocalBackend:
         critic: CriticSpec | None = None,
         expected: Mapping[str, Schemas] | None = None,
     ) -> LocalBackend:
-        policy = LocalPolicy(spec, critic)
-        await policy.rest()
+        policy = LocalRanks(spec, critic)
+        await policy.call(PolicyRank.rest)  # an engine in another process takes what is free
         rollouts = await LocalRollouts.open(
             config,
             build_encoder(config),
@@ -286,8 +234,10 @@ class LocalBackend:
         return cls(policy, rollouts, services)
 
     async def sync_weights(self, version: int) -> None:
-        await self.policy.rest()  # an engine in another process needs memory of the same GPU to load them
-        await self.rollouts.update_weights(await self.policy.weights(), version)
+        await self.policy.call(
+            PolicyRank.rest
+        )  # an engine in another process needs memory of the same GPU to load them
+        await self.rollouts.update_weights(await self.policy.call(weights_of), version)
 
     async def close(self) -> None:
         await self.rollouts.close()

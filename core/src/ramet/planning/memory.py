@@ -162,7 +162,7 @@ def _phases(
         if group.ranks and critic is not None:
             stays.append({CRITIC: sum(resident(critic).values())})
         by_phase[ROLLOUTS] = _added(engine.parts, *stays, contexts)
-        if group.ranks and inputs.machine.cuda:  # the rest of what the update had is given back (policy/train_rank.py)
+        if group.ranks and inputs.machine.cuda:  # the rest of what the update had is given back (policy/rank.py)
             by_phase[ROLLOUTS] |= {RESERVED: reserved(model, resident(model))}
     return by_phase or {ROLLOUTS: {}}
 

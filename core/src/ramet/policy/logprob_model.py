@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of the trained tokens: one forward pass, and its results in the order of the rows.
+"""Log-probabilities and entropies of the trained tokens: one forward pass.
 
 Only positions that predict a trained token go through the output head, which is most of the memory and, for small
 models, much of the time. That needs a model whose logits are its head's output and nothing else: `check_head`.
@@ -11,11 +11,8 @@ parameter of one group too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -25,20 +22,20 @@ from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden
 from ramet.errors import ConfigError
 from ramet.policy.batching.gather import gathered
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.distributed.ulysses import join_values, ulysses_states
 from ramet.policy.shared_attention import shared_attention
 
 TRIED_TOKENS, LARGE_LOGIT = 64, 100.0  # of the check of the output head
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """On the response axis T of a micro-batch; 0, and without a gradient, on tokens that were not sampled."""
+class TokenLogprobs(NamedTuple):
+    """On the response axis T of a micro-batch; 0, and without a gradient, on tokens that were not sampled.
+
+    A tuple, in which FSDP finds tensors.
+    """
 
     logprobs: Tensor  # [T] float32
     entropies: Tensor | None  # [T] float32, nats
-    mask: Tensor  # [T] bool
 
 
 class LogprobModel(nn.Module):
@@ -49,52 +46,35 @@ class LogprobModel(nn.Module):
         self.model = model
         self.group = group
 
-    def forward(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The fields of `TokenLogprobs`: FSDP finds tensors in tuples, not in our classes."""
-        tokens = token_logprobs(self.model, batch, temperature, entropy, self.group)
-        return tokens.logprobs, tokens.entropies, tokens.mask
-
-    def token_logprobs(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> TokenLogprobs:
-        """One forward pass, as `token_logprobs` of this module; under FSDP all ranks call it together."""
-        logprobs, entropies, mask = self(batch, temperature, entropy)
-        return TokenLogprobs(logprobs=logprobs, entropies=entropies, mask=mask)
-
-
-def token_logprobs(
-    model: PreTrainedModel,
-    batch: MicroBatch,
-    temperature: float,
-    entropy: Entropy,
-    group: ProcessGroup | None = None,
-) -> TokenLogprobs:
-    """One forward pass. Gradients flow if they are enabled. `group`: the ranks that share the sequences (Ulysses)."""
-    # Hidden states [m, H] that predict trained tokens: all n of them or, with Ulysses, those of this rank's positions,
-    # where `own` [m] indexes into the n.
-    n = len(batch.targets)
-    if group is None:
-        states, own = gathered(hidden_states(model, batch).flatten(0, 1), batch.predict), None
-    else:
-        states, own = ulysses_states(model, batch.input_ids, batch.position_ids, batch.predict, group, batch.attention)
-    # [m] each; the head's logits [m, V] exist only a piece at a time.
-    logprobs, entropies = logprobs_from_hidden(
-        states,
-        _head(model),
-        batch.targets if own is None else batch.targets[own],
-        temperature,
-        vocab_size=model.config.vocab_size,
-        entropy=entropy,
-    )
-    # [m] of each rank -> [n] on every rank
-    if group is not None and own is not None:
-        logprobs = join_values(logprobs, own, n, group)
-        entropies = entropies if entropy is Entropy.NONE else join_values(entropies, own, n, group)
-    # [n] -> [T]: 0 on inserted tokens
-    on_responses = batch.on_responses(logprobs)
-    return TokenLogprobs(
-        logprobs=on_responses,
-        entropies=None if entropy is Entropy.NONE else batch.on_responses(entropies),
-        mask=torch.zeros_like(on_responses, dtype=torch.bool).index_fill(0, batch.response, True),
-    )
+    def forward(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> TokenLogprobs:
+        """One forward pass. Gradients flow if they are enabled. Under FSDP all ranks call it together."""
+        # Hidden states [m, H] that predict trained tokens: all n of them or, with Ulysses, those of this rank's
+        # positions, where `own` [m] indexes into the n.
+        model, group, n = self.model, self.group, len(batch.targets)
+        if group is None:
+            states, own = gathered(hidden_states(model, batch).flatten(0, 1), batch.predict), None
+        else:
+            states, own = ulysses_states(
+                model, batch.input_ids, batch.position_ids, batch.predict, group, batch.attention
+            )
+        # [m] each; the head's logits [m, V] exist only a piece at a time.
+        logprobs, entropies = logprobs_from_hidden(
+            states,
+            _head(model),
+            batch.targets if own is None else batch.targets[own],
+            temperature,
+            vocab_size=model.config.vocab_size,
+            entropy=entropy,
+        )
+        # [m] of each rank -> [n] on every rank
+        if group is not None and own is not None:
+            logprobs = join_values(logprobs, own, n, group)
+            entropies = entropies if entropy is Entropy.NONE else join_values(entropies, own, n, group)
+        # [n] -> [T]: 0 on inserted tokens
+        return TokenLogprobs(
+            logprobs=batch.on_responses(logprobs),
+            entropies=None if entropy is Entropy.NONE else batch.on_responses(entropies),
+        )
 
 
 def hidden_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
@@ -148,39 +128,3 @@ def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 def _head(model: PreTrainedModel) -> torch.nn.Module:
     head: torch.nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return head
-
-
-@dataclass(slots=True, kw_only=True)
-class LogprobResult:
-    """What one rank has computed, or all: one array per row in `rows`, over its response."""
-
-    rows: list[int] = field(default_factory=list)
-    logprobs: list[Floats] = field(default_factory=list)
-    entropies: list[Floats] = field(default_factory=list)  # nats; empty if they were not computed
-
-    def add(self, tokens: TokenLogprobs, batch: MicroBatch) -> None:
-        self.rows.extend(batch.rows)
-        self.logprobs.extend(_by_row(tokens.logprobs, batch))
-        if tokens.entropies is not None:
-            self.entropies.extend(_by_row(tokens.entropies, batch))
-
-
-def in_row_order(rows: Sequence[Row], parts: Sequence[LogprobResult]) -> LogprobResult:
-    """All parts as one, in the order of `rows`. Ranks that share sequences have the same; any of them is taken."""
-    out = LogprobResult(rows=list(range(len(rows))), logprobs=[_zeros(row) for row in rows])
-    out.entropies = [_zeros(row) for row in rows]
-    for part in parts:
-        for i, index in enumerate(part.rows):
-            out.logprobs[index] = part.logprobs[i]
-            if part.entropies:
-                out.entropies[index] = part.entropies[i]
-    return out
-
-
-def _by_row(values: Tensor, batch: MicroBatch) -> list[Floats]:
-    """`[T]` cut into one array per row, in host memory."""
-    return [piece.numpy().copy() for piece in torch.split(values.cpu(), list(batch.lengths))]
-
-
-def _zeros(row: Row) -> Floats:
-    return np.zeros(len(row.response_ids), np.float32)

@@ -26,6 +26,16 @@ class PolicySpec:
         return self.train.kl_coef > 0 and self.train.kl_in is KlIn.LOSS
 
     @property
+    def skips_without_advantage(self) -> bool:
+        """Whether a row whose advantages are all 0 adds nothing to loss and gradient, so that it need not be computed.
+
+        False if a term besides the policy loss uses it.
+        """
+        if self.kl_in_loss or self.train.entropy_coef or self.policy_loss.needs & {Need.ENTROPY, Need.REFERENCE}:
+            return False
+        return bool(getattr(self.policy_loss, "zero_without_advantage", False))  # may be left out
+
+    @property
     def needs_reference(self) -> bool:
         return self.train.kl_coef > 0 or Need.REFERENCE in self.needs | self.policy_loss.needs
 

@@ -28,7 +28,7 @@ def check_policy_loss(loss: PolicyLoss) -> None:
     Shape, finite, detached metrics, a gradient to `logprobs`; the same loss and gradient of every token however the
     sequences are cut into micro-batches; no gradient to masked tokens and none of their values matters; inputs that
     `needs` does not name are absent; `aggregation` names modes that there are; a loss that `old_logprobs` change says
-    `reads_ratio`; nothing in the batch is changed.
+    `reads_ratio`; one that says `zero_without_advantage` is 0 then; nothing in the batch is changed.
     """
     needs = expect_needs(loss)
     _check_aggregation(getattr(loss, "aggregation", None))
@@ -38,6 +38,7 @@ def check_policy_loss(loss: PolicyLoss) -> None:
         _check_micro_batches(loss, batch, whole)
         _check_mask(loss, batch, whole)
         _check_ratio(loss, batch, whole)
+        _check_without_advantage(loss, batch)
     expect(bool(whole.gradient[batch.mask].any()), "logprobs get no gradient: compute the loss from batch.logprobs")
 
 
@@ -110,6 +111,16 @@ def _check_micro_batches(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> No
             _same(own, expected, batch.mask[index]),
             "a token's loss or gradient depends on the other sequences of its micro-batch: no means, counts or "
             "statistics over the batch; the core normalises by global counts",
+        )
+
+
+def _check_without_advantage(loss: PolicyLoss, batch: LossInputs) -> None:
+    if getattr(loss, "zero_without_advantage", False):
+        none = _run(loss, replace(batch, advantages=torch.zeros_like(batch.advantages)))
+        expect(
+            not none.per_token[batch.mask].any() and not none.gradient[batch.mask].any(),
+            "says zero_without_advantage, but has a loss or a gradient where advantages are 0: set it to False, or "
+            "sequences without advantages are not computed",
         )
 
 

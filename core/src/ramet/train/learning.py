@@ -15,7 +15,7 @@ import torch
 
 from ramet.algorithms.kl import estimator_of
 from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
-from ramet.cluster.interfaces import Policy
+from ramet.cluster.interfaces import Ranks
 from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import PluginError
 from ramet.io import repeats
@@ -33,6 +33,7 @@ from ramet.policy.batching.rows import (
 )
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.mutation_guard import unchanged
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
 from ramet.train.groups import StepClock, lag_metrics
 from ramet.train.preemption import Preemption
@@ -53,7 +54,7 @@ class Learner:
         config: Config,
         *,
         folder: Path,
-        policy: Policy,
+        ranks: Ranks,
         critic: CriticSpec | None,
         estimator: AdvantageEstimator,
         needs_reference: bool,
@@ -63,7 +64,7 @@ class Learner:
         """`folder` is the run's; `state` has the KL coefficient to go on with, where it follows a target."""
         self._config = config
         self._folder = folder
-        self._policy = policy
+        self._ranks = ranks
         self._critic = critic
         self._estimator = estimator
         self._needs_reference = needs_reference
@@ -84,7 +85,8 @@ class Learner:
     async def learn(
         self, step: int, played: PlayedStep, greedy: Sequence[float | None] | None, clock: StepClock
     ) -> dict[str, float]:
-        """Old log-probabilities, advantages, the update, and beside it the record on disk; returns metrics.
+        """Old log-probabilities, advantages, the update, and beside it the record on disk; returns metrics. The critic
+        learns before the policy, which follows once the critic is warm.
 
         `greedy` holds one baseline per group, None where it is masked: such a group is left out. Without any row a
         warning is logged, and nothing is learned. Raises `Dropped` if the run is to stop, before any weight changes.
@@ -107,7 +109,11 @@ class Learner:
             asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
         )
         try:
-            updated = await self._update(batch, step)
+            updated: dict[str, float] = {}
+            if self._critic is not None:
+                updated |= await self._ranks.call(PolicyRank.update_critic, batch, step)
+            if self._policy_learns(step):
+                updated |= await self._ranks.call(PolicyRank.update, batch, step)
             clock.lap("update")
         except BaseException:
             await asyncio.gather(recording, return_exceptions=True)  # what the update raised comes first
@@ -132,8 +138,8 @@ class Learner:
     ) -> tuple[TrainBatch, dict[str, float]]:
         """The rows with their advantages, and the estimator's metrics."""
         old = await self._old_logprobs(rows)
-        reference = await self._policy.reference_logprobs(rows) if self._needs_reference else None
-        values = await self._policy.values(rows) if self._critic is not None else None
+        reference = await self._ranks.call(PolicyRank.reference_logprobs, rows) if self._needs_reference else None
+        values = await self._ranks.call(PolicyRank.values, rows) if self._critic is not None else None
         clock.lap("logprobs")
         penalty = self._kl_penalty(rows, old, reference)
         output = estimate(
@@ -147,6 +153,11 @@ class Learner:
             else [reward for row in rows if (reward := greedy[row.group]) is not None],
             penalty=penalty,
         )
+        if values is not None and output.returns is None:
+            raise PluginError(
+                f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
+                "trained on them"
+            )
         batch = TrainBatch.from_padded(
             rows,
             output.advantages,
@@ -177,25 +188,9 @@ class Learner:
     def _kl_in_reward(self) -> bool:
         return self._config.train.kl_coef > 0 and self._config.train.kl_in is KlIn.REWARD
 
-    async def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """The critic first; the policy once the critic is warm."""
-        metrics = await self._update_critic(batch, step)
-        if self._policy_learns(step):
-            metrics |= await self._policy.update(batch, step)
-        return metrics
-
     def _policy_learns(self, step: int) -> bool:
+        """Whether the critic is warm, if there is one."""
         return self._critic is None or step > self._critic.options.warmup_steps
-
-    async def _update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        if batch.values is None:
-            return {}
-        if batch.returns is None:
-            raise PluginError(
-                f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
-                "trained on them"
-            )
-        return await self._policy.update_critic(batch, step)
 
     async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
         """If the estimator or a KL in the reward reads them. Otherwise the update finds them itself, if it takes more
@@ -205,7 +200,7 @@ class Learner:
             return None
         if self._config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
-        return await self._policy.logprobs(rows)
+        return await self._ranks.call(PolicyRank.logprobs, rows)
 
 
 def estimate(

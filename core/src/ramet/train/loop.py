@@ -21,6 +21,7 @@ from ramet.event_loop import cancel_and_wait
 from ramet.io import repeats
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
@@ -69,7 +70,7 @@ class Loop:
         self.learner = Learner(
             config,
             folder=run.folder,
-            policy=run.backend.policy,
+            ranks=run.backend.policy,
             critic=run.critic,
             estimator=self.estimator,
             needs_reference=run.policy.needs_reference,
@@ -316,7 +317,7 @@ class Loop:
             logger.warning("what was learned in step %d is saved; the run ends, since the step could not be", step)
 
     async def _stage(self) -> Callable[[Path], None]:
-        await self.backend.policy.stage()
+        await self.backend.policy.call(PolicyRank.stage)
         state, score = replace(self.state), self._score
         prefixes = None if self.prefixes is None else self.prefixes.copy()
 

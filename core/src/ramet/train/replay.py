@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.cluster.check import check_cluster
-from ramet.cluster.interfaces import Policy
+from ramet.cluster.interfaces import Ranks
 from ramet.cluster.launch import open_policy
 from ramet.components.build import Components
 from ramet.config.checks import check
@@ -33,6 +33,7 @@ from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.policy.check import check_policy
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import Checkpoint, Checkpoints
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.runs.manifest import Manifest, make_manifest, model_files, model_fingerprint, read_run
@@ -176,11 +177,11 @@ class _Replay:
     async def run(self, spec: PolicySpec, critic: CriticSpec | None) -> ReplayResult:
         model = self.run_dir.path / "model"
         logger.info("%s: replaying %d steps of %s", self.run_dir.path, self.steps, self.source.folder)
-        async with open_policy(self.config, spec, critic=critic, folder=self.run_dir.services) as policy:
+        async with open_policy(self.config, spec, critic=critic, folder=self.run_dir.services) as ranks:
             learner = Learner(
                 self.config,
                 folder=self.run_dir.path,
-                policy=policy,
+                ranks=ranks,
                 critic=critic,
                 estimator=self.estimator,
                 needs_reference=spec.needs_reference,
@@ -191,8 +192,8 @@ class _Replay:
                 for step in range(1, self.steps + 1):
                     await self._step(step, learner, tracker)
             repeats.report(logger, self.steps)
-            saved = await self._save(policy)
-            await policy.export(model)
+            saved = await self._save(ranks)
+            await ranks.call(PolicyRank.export, model)
         difference = largest_difference(self.source.checkpoint.folder, saved)
         self._tell(difference)
         return ReplayResult(run=self.run_dir.path, model=model, steps=self.steps, difference=difference)
@@ -214,13 +215,13 @@ class _Replay:
             repeats.warn(logger, "other advantages than recorded", message, step, by_step=True)
         tracker.log(step, metrics | clock.metrics())
 
-    async def _save(self, policy: Policy) -> Path:
+    async def _save(self, ranks: Ranks) -> Path:
         """A checkpoint as the run's own, from which training can go on."""
-        await policy.stage()
+        await ranks.call(PolicyRank.stage)
         checkpoints = Checkpoints(self.run_dir.checkpoints, keep=self.config.train.keep_checkpoints)
 
         def write(folder: Path) -> None:
-            policy.write_staged(folder)
+            ranks.write_staged(folder)
             self.state.save(folder)
             for name in (GROUPS, ORIGIN):
                 if (file := self.source.checkpoint.folder / name).is_file():

@@ -18,6 +18,7 @@ from ramet.evaluate.measure import started
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.rank import PolicyRank
 from ramet.runs.manifest import make_manifest
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
@@ -110,7 +111,7 @@ async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preem
                     )
                 )
             preemption.settle()
-            await backend.policy.export(run_dir.path / "model")
+            await backend.policy.call(PolicyRank.export, run_dir.path / "model")
     logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
 
 
@@ -164,7 +165,7 @@ async def _restore(
     state = TrainState.load(newest.folder, data)
     if prefixes is not None:
         prefixes.load(newest.folder)
-    await backend.policy.load(newest.folder)
+    await backend.policy.call(PolicyRank.load, newest.folder)
     await backend.sync_weights(state.step)
     tracker.rewind(state.step)
     logger.info("resumed after step %d from %s", state.step, newest.folder)

@@ -133,17 +133,18 @@ class PolicyLoss(Protocol):
     """Hook 4. Called once per micro-batch. A token's loss may depend on its own sequence, never on another one.
 
     A micro-batch holds whole sequences, also under sequence parallelism: `logprobs` are gathered before the call. The
-    core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts. A sequence
-    whose advantages are all 0 is not computed where a loss is 0 then (it is tried once) and no KL or entropy term asks
-    for it; it is counted all the same.
+    core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts.
 
     `aggregation`: the modes that the loss is correct with; None: any. Another one is refused before the start.
     `reads_ratio`: the loss compares `logprobs` with `old_logprobs`. A step of one optimiser step, in which both are the
-    same, is warned of before the start. Both may be left out.
+    same, is warned of before the start.
+    `zero_without_advantage`: where all advantages of a sequence are 0, so are its loss and its gradient. Then such
+    sequences are counted, and not computed unless a KL or entropy term asks for them. All three may be left out.
     """
 
     needs: frozenset[Need]
     aggregation: frozenset[str] | None = None
     reads_ratio: bool = False
+    zero_without_advantage: bool = False
 
     def __call__(self, batch: LossInputs) -> LossOutput: ...

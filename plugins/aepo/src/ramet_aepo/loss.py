@@ -29,6 +29,7 @@ class AepoLoss:
     """The policy loss `aepo`."""
 
     reads_ratio = True
+    zero_without_advantage = True
 
     def __init__(self, config: AepoLossConfig) -> None:
         self.config = config

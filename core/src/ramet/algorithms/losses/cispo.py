@@ -15,6 +15,7 @@ class Cispo:
 
     needs: frozenset[Need] = frozenset()
     reads_ratio = True
+    zero_without_advantage = True
 
     def __init__(self, config: CispoConfig) -> None:
         self.config = config

@@ -31,6 +31,7 @@ class Dppo:
 
     needs: frozenset[Need] = frozenset()
     reads_ratio = True
+    zero_without_advantage = True
 
     def __init__(self, config: DppoConfig) -> None:
         self.config = config

@@ -21,6 +21,7 @@ class Gmpo:
 
     needs: frozenset[Need] = frozenset()
     reads_ratio = True
+    zero_without_advantage = True
     # The ratio is a sequence's, and so is its weight.
     aggregation = frozenset({"seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
 

@@ -18,6 +18,7 @@ class PpoClip:
 
     needs: frozenset[Need] = frozenset()
     reads_ratio = True
+    zero_without_advantage = True
 
     def __init__(self, config: PpoClipConfig) -> None:
         self.config = config

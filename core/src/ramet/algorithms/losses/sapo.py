@@ -19,6 +19,7 @@ class Sapo:
 
     needs: frozenset[Need] = frozenset()
     reads_ratio = True
+    zero_without_advantage = True
 
     def __init__(self, config: SapoConfig) -> None:
         self.config = config

@@ -9,8 +9,6 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +16,7 @@ import ray
 from ray import ObjectRef
 
 from ramet.cluster.counts import Counts
-from ramet.cluster.local import LocalRollouts, first_progress
+from ramet.cluster.local import LocalRollouts
 from ramet.cluster.ray.actor_base import (
     SAVE,
     Actor,
@@ -36,11 +34,8 @@ from ramet.engines.vllm import VllmEngine
 from ramet.errors import InfraError
 from ramet.models.loading import build_encoder, resolve_device
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.batching.rows import Floats, Row
-from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticWorker
 from ramet.policy.distributed.ranks import join_ranks
-from ramet.policy.worker import PolicyWorker
+from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
@@ -200,8 +195,8 @@ class RolloutActor(Actor):
                 await self.scorer.aclose()
 
 
-class PolicyActor(Actor):
-    """One rank of the policy, and of the critic if there is one."""
+class PolicyActor(Actor, PolicyRank):
+    """One rank of the policy, and of the critic if there is one. It is a `PolicyRank` from `start` on."""
 
     # Micro-batches differ in length: in fixed segments of memory each leaves pieces that the next cannot use.
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {ALLOCATOR: "expandable_segments:True"}
@@ -223,44 +218,16 @@ class PolicyActor(Actor):
         set_up_torch(setup.run)
         if address is not None:
             join_ranks(rank=self.rank, world_size=setup.world_size, address=address, timeout_s=setup.timeout_s)
-        ranks = {"rank": self.rank, "world_size": setup.world_size}
-        self.policy = PolicyWorker(setup.spec, **ranks)
-        self.critic = None if setup.critic is None else CriticWorker(setup.critic, **ranks)
-        self._progress = partial(first_progress, self.policy, self.critic)
+        PolicyRank.__init__(self, setup.spec, setup.critic, rank=self.rank, world_size=setup.world_size)
+        self._progress = lambda: self.progress
 
-    def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        return self.policy.logprobs(rows)
-
-    def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
-        return self.policy.logprobs_and_entropies(rows)
-
-    def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        return self.policy.reference_logprobs(rows)
-
-    def update(self, batch: TrainBatch, rows: Sequence[Row], step: int) -> dict[str, float]:
-        """`batch` comes without its rows."""
-        return self.policy.update(replace(batch, rows=rows), step)
-
-    def values(self, rows: Sequence[Row]) -> list[Floats]:
-        assert self.critic is not None, "no critic was built: no algorithm needs values"
-        return self.critic.values(rows)
-
-    def update_critic(self, batch: TrainBatch, rows: Sequence[Row], step: int) -> dict[str, float]:
-        """`batch` comes without its rows."""
-        assert self.critic is not None, "no critic was built: no algorithm needs values"
-        return self.critic.update(replace(batch, rows=rows), step)
-
-    def rest(self) -> None:
-        for worker in self._workers:
-            worker.rest()
-
-    def weights(self) -> list[ObjectRef[Bucket]]:
+    def put_weights(self) -> list[ObjectRef[Bucket]]:
         """Put into the object store by the first rank; the others of its replica help to gather them. All but the first
         return nothing.
         """
-        if self.policy.layout.replica:
+        if self.layout.replica:
             return []
-        weights = self.policy.engine_weights()
+        weights = self.engine_weights()
         if self.rank == 0:
             return [ray.put(bucket) for bucket in buckets(weights)]
         for _ in weights:
@@ -271,13 +238,13 @@ class PolicyActor(Actor):
         """Begin to stream the weights; the ranks `writers` tell their engines where chunks are. A replica without any
         of them gathers nothing.
         """
-        layout = self.policy.layout
+        layout = self.layout
         self._stream: Iterator[dict[str, Any]] = iter(())
         if layout.replica not in map(layout.replica_of, writers):
             return
-        device, shapes = resolve_device(self.policy.spec.model), self.policy.engine_shapes()
+        device, shapes = resolve_device(self.spec.model), self.engine_shapes()
         largest = max(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
-        weights = self.policy.engine_weights()
+        weights = self.engine_weights()
         self._stream = stream(weights, writes=self.rank in writers, device=device, largest=largest)
 
     def next_weights(self) -> dict[str, Any] | None:
@@ -289,38 +256,22 @@ class PolicyActor(Actor):
     def connect_engines(self, options: Mapping[str, Any]) -> None:
         """Wait for the workers of all engines, if this is the first rank."""
         if self.rank == 0:
-            self._broadcaster = Broadcaster(options, resolve_device(self.policy.spec.model))
+            self._broadcaster = Broadcaster(options, resolve_device(self.spec.model))
 
     def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Names, types and shapes of what is broadcast."""
-        return [(name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in self.policy.engine_shapes()]
+        return [(name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in self.engine_shapes()]
 
     def broadcast_weights(self) -> None:
         """To the workers of all engines, by the first rank; others of its replica help to gather."""
-        if self.policy.layout.replica:
+        if self.layout.replica:
             return
-        weights = self.policy.engine_weights()
+        weights = self.engine_weights()
         if self.rank == 0:
             self._broadcaster.send(weights)
         for _ in weights:
             pass
 
-    def stage(self) -> None:
-        for worker in self._workers:
-            worker.stage()
-
     @ray.method(concurrency_group=SAVE)
-    def write_staged(self, folder: Path) -> None:
-        for worker in self._workers:
-            worker.write_staged(folder)
-
-    def load(self, folder: Path) -> None:
-        for worker in self._workers:
-            worker.load(folder)
-
-    def export(self, folder: Path) -> None:
-        self.policy.export(folder)
-
-    @property
-    def _workers(self) -> list[PolicyWorker | CriticWorker]:
-        return [self.policy] if self.critic is None else [self.policy, self.critic]
+    def write_staged(self, folder: Path) -> None:  # type: ignore[override]  # Ray gives it another type
+        super().write_staged(folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from ramet.cluster.ray.policy import RayPolicy
+from ramet.cluster.ray.actors import PolicyActor
+from ramet.cluster.ray.policy import RayRanks
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import choose
 from ramet.cluster.ray.worker_pool import WorkerPool, run_together
@@ -16,7 +18,7 @@ from ramet.policy.spec import CriticSpec, PolicySpec
 class RayBackend:
     """Policy ranks and rollout workers, and the transfer of weights between them, which bypasses the driver."""
 
-    def __init__(self, pool: WorkerPool, policy: RayPolicy, rollouts: RayRollouts) -> None:
+    def __init__(self, pool: WorkerPool, policy: RayRanks, rollouts: RayRollouts) -> None:
         self.policy = policy
         self.rollouts = rollouts
         self.services = pool.services
@@ -40,7 +42,7 @@ class RayBackend:
         try:
             await pool.reserve()
             rollouts = RayRollouts(pool, branching=True, tools=tools, score_s=score_s, in_rounds=in_rounds)
-            policy = RayPolicy(pool, spec, critic)
+            policy = RayRanks(pool, spec, critic)
             rollouts.workers.transfer = choose(config, policy, cuda=pool.placement.uses_gpus)
             backend = cls(pool, policy, rollouts)
             await pool.unless_failed(backend._open())
@@ -62,7 +64,7 @@ class RayBackend:
             await run_together(self.policy.open(), self.rollouts.workers.open({}))
             return
         await self.policy.open()
-        await self.policy.rest()  # vLLM takes its share of what is free now
+        await self.policy.call(PolicyActor.rest)  # vLLM takes its share of what is free now
         found = [rank.process.devices if rank.process is not None else () for rank in self.policy.ranks]
         devices = {
             number: tuple(device for rank in self.policy.ranks_beside(number) for device in found[rank])
@@ -70,4 +72,4 @@ class RayBackend:
         }
         await self.rollouts.workers.open(devices)
         self.policy.before_compute = self.rollouts.workers.sleep
-        self.rollouts.workers.before_wake = self.policy.rest
+        self.rollouts.workers.before_wake = partial(self.policy.call, PolicyActor.rest)

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 from ray import ObjectRef
 
 from ramet.cluster.check import chosen_transfer
+from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.placement import engine_devices
-from ramet.cluster.ray.policy import RayPolicy
+from ramet.cluster.ray.policy import RayRanks
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import run_together
@@ -61,14 +62,14 @@ class WeightTransfer(Protocol):
 class HostTransfer:
     """Through Ray's object store, which holds the weights of one version."""
 
-    def __init__(self, policy: RayPolicy, timeout_s: float) -> None:
-        self._policy = policy
+    def __init__(self, ranks: RayRanks, timeout_s: float) -> None:
+        self._ranks = ranks
         self._timeout_s = timeout_s
         self._weights: list[ObjectRef[Bucket]] = []
 
     async def prepare(self) -> None:
         self._weights = []  # or the store needs room for both
-        self._weights = await self._policy.weights()
+        self._weights = await self._ranks.call(PolicyActor.put_weights)
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         await run_together(*(self._send(target.worker, version, on_lost) for target in targets))
@@ -93,30 +94,31 @@ def check_served(worker: RayWorker, served: int, version: int) -> None:
 class _Streamed:
     """What `ipc` and `nccl` have in common: they send what the policy has now."""
 
-    def __init__(self, policy: RayPolicy, timeout_s: float) -> None:
-        self._policy = policy
+    def __init__(self, ranks: RayRanks, timeout_s: float) -> None:
+        self._ranks = ranks
         self._timeout_s = timeout_s
         self._updates: int | None = None  # of the policy, in the weights that engines have or are about to get
 
     async def prepare(self) -> None:
         """Nothing is kept. From now on engines that start late get these weights, also before the others have them."""
-        self._updates = self._policy.updates
+        self._updates = self._ranks.updates
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
         """Through the object store, beside engines that may be running."""
-        updates = self._policy.updates
+        updates = self._ranks.updates
         if self._updates != updates:
             return False
-        weights = await self._policy.weights_beside_engines()
-        if self._policy.updates != updates:  # an update was before it on the ranks: these may be newer weights
+        weights = await self._ranks.call(PolicyActor.put_weights)
+        await self._ranks.call(PolicyActor.rest)  # the engines beside them need the memory again
+        if self._ranks.updates != updates:  # an update was before it on the ranks: these may be newer weights
             return False
         check_served(worker, await self._call(worker, "update_weights", weights, version), version)
         return True
 
     def _note_updates(self) -> None:
-        if self._updates not in (None, self._policy.updates):
+        if self._updates not in (None, self._ranks.updates):
             raise RuntimeError("the policy was trained since its weights were sent; engines need the new ones")
-        self._updates = self._policy.updates
+        self._updates = self._ranks.updates
 
     async def _call(self, worker: RayWorker, method: str, *arguments: Any) -> Any:
         return await worker.call(method, *arguments, timeout_s=self._timeout_s)
@@ -150,17 +152,17 @@ class SharedMemoryTransfer(_Streamed):
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
         left = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
-        writers = frozenset(rank for target in targets for rank in self._policy.ranks_beside(target.number))
-        await self._policy.open_weights(writers)
-        told = await self._policy.next_weights()
+        writers = frozenset(rank for target in targets for rank in self._ranks.ranks_beside(target.number))
+        await self._ranks.call(PolicyActor.open_weights, writers)
+        told = await self._ranks.call_each(PolicyActor.next_weights)
         while any(one is not None for one in told):
             left = await self._each(left, on_lost, partial(self._receive, [one or {} for one in told]))
-            told = await self._policy.next_weights()
+            told = await self._ranks.call_each(PolicyActor.next_weights)
         await self._each(left, on_lost, lambda target: self._finish(target.worker, version))
-        await self._policy.rest()  # the chunk's buffer, before engines take memory for their caches
+        await self._ranks.call(PolicyActor.rest)  # the chunk's buffer, before engines take memory for their caches
 
     async def _receive(self, told: Sequence[Mapping[str, Any]], target: Target) -> None:
-        await self._call(target.worker, "receive_chunk", joined(told, self._policy.ranks_beside(target.number)))
+        await self._call(target.worker, "receive_chunk", joined(told, self._ranks.ranks_beside(target.number)))
 
 
 def joined(told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
@@ -177,8 +179,8 @@ class BroadcastTransfer(_Streamed):
     ends.
     """
 
-    def __init__(self, policy: RayPolicy, timeout_s: float, *, by: str, workers_per_engine: int) -> None:
-        super().__init__(policy, timeout_s)
+    def __init__(self, ranks: RayRanks, timeout_s: float, *, by: str, workers_per_engine: int) -> None:
+        super().__init__(ranks, timeout_s)
         self._by = by
         self._workers_per_engine = workers_per_engine
         self._connected: list[RayWorker] = []
@@ -192,12 +194,13 @@ class BroadcastTransfer(_Streamed):
         try:
             if engines != self._connected:
                 await self._connect(engines)
-            names, dtypes, shapes = zip(*await self._policy.weight_shapes(), strict=True)
+            names, dtypes, shapes = zip(*await self._ranks.call(PolicyActor.weight_shapes), strict=True)
             told = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
             limit = {"limit": CHUNK_BYTES} if self._by == "gloo" else {}  # NCCL's receivers know it since they joined
             info = {"by": self._by, "told": told | limit}
             await run_together(
-                self._policy.broadcast_weights(), *(self._call(engine, "receive_chunk", info) for engine in engines)
+                self._ranks.call(PolicyActor.broadcast_weights),
+                *(self._call(engine, "receive_chunk", info) for engine in engines),
             )
             await run_together(*(self._finish(engine, version) for engine in engines))
         except WorkerLost as error:
@@ -208,7 +211,7 @@ class BroadcastTransfer(_Streamed):
 
     async def _connect(self, engines: list[RayWorker]) -> None:
         """A new group, of the first rank and the workers of these engines."""
-        host, _, port = (await self._policy.rendezvous()).removeprefix("tcp://").rpartition(":")
+        host, _, port = (await self._ranks.rendezvous()).removeprefix("tcp://").rpartition(":")
         options: dict[str, Any] = {
             "master_address": host,
             "master_port": int(port),
@@ -222,17 +225,17 @@ class BroadcastTransfer(_Streamed):
         joining = [
             self._call(engine, "connect_weights", source) for engine, source in zip(engines, sources, strict=True)
         ]
-        await run_together(self._policy.connect_engines(options), *joining)
+        await run_together(self._ranks.call(PolicyActor.connect_engines, options), *joining)
         self._connected = engines
 
 
-def choose(config: Config, policy: RayPolicy, *, cuda: bool) -> WeightTransfer:
+def choose(config: Config, ranks: RayRanks, *, cuda: bool) -> WeightTransfer:
     """As `engine.params.transfer` says, or by where the engines are."""
     timeout_s = config.cluster.timeout_s
     match chosen_transfer(config, cuda=cuda):
         case "ipc":
-            return SharedMemoryTransfer(policy, timeout_s)
+            return SharedMemoryTransfer(ranks, timeout_s)
         case "nccl":
             by = "nccl" if cuda else "gloo"
-            return BroadcastTransfer(policy, timeout_s, by=by, workers_per_engine=engine_devices(config))
-    return HostTransfer(policy, timeout_s)
+            return BroadcastTransfer(ranks, timeout_s, by=by, workers_per_engine=engine_devices(config))
+    return HostTransfer(ranks, timeout_s)

@@ -59,15 +59,13 @@ def stage_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
+    buffers: HostBuffers,
     *,
     rank: int,
     world_size: int,
-    buffers: HostBuffers | None = None,
 ) -> Staged:
-    """The current state, copied into `buffers`, so that training can go on; None: it must be written at once."""
-    tensors = _tensors(model) | _optimizer_tensors(model, optimizer)
-    if buffers is not None:
-        tensors = buffers.copies(tensors)
+    """The current state, copied into `buffers`, so that training can go on."""
+    tensors = buffers.copies(_tensors(model) | _optimizer_tensors(model, optimizer))
     own = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
     return Staged(tensors=tensors, own=own, rank=rank)
 

@@ -1,6 +1,10 @@
-"""One rank's part of a model in training: its part of the rows, its number type, the optimiser step, the checkpoint.
+"""One rank's part of a model in training: its part of the rows, its number type, the update, the checkpoint.
 
-Its owner decides what is trained and by which loss. All ranks call all methods together, with the same arguments.
+Policy and critic are one each; `rank.PolicyRank` decides what they are trained on and by which loss. All ranks call all
+methods together, with the same arguments.
+
+Weights and optimiser state are float32 whatever `model.dtype` says: steps of 1e-6 vanish in bfloat16. With bfloat16 the
+forward and backward passes run under autocast instead, or on weights that FSDP gathers in bfloat16.
 """
 
 from __future__ import annotations
@@ -8,10 +12,11 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +32,19 @@ from ramet.config.schema import (
     TrainConfig,
 )
 from ramet.models.loading import resolve_device
-from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.batching.packing import MicroBatch, empty_micro_batch
 from ramet.policy.batching.partition import RankLayout, drawn_rows, own_micro_batches, own_shared_micro_batches
-from ramet.policy.batching.rows import Row
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.shared import WORTHWHILE, unique_token_share
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_state, write_state
-from ramet.policy.distributed.ranks import host_group, sum_over_ranks
+from ramet.policy.distributed.ranks import gather_on_all, gather_on_first, host_group, sum_over_ranks
 from ramet.policy.distributed.sharding import add_up_over_replicas, reshard
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.host_memory import HostBuffers
+from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import attention_cost, row_cost
-from ramet.policy.optim import OffloadedState, clip_gradients, make_optimizer
+from ramet.policy.optim import OffloadedState, clip_gradients, learning_rate, make_optimizer
 from ramet.policy.progress import PassCounter
 from ramet.policy.shared_attention import has_shared_attention
 
@@ -53,7 +60,19 @@ class Outcome:
     norm: float  # of the gradient, before clipping
 
 
-class TrainRank:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """The rows of one optimiser step, as indices into the step's batch; `is_first`: of its training step."""
+
+    rows: Sequence[int]
+    is_first: bool
+
+
+# The loss of a micro-batch with gradient, its part of the optimiser step's sum. The indices are those of its rows.
+LossOf = Callable[[MicroBatch, Sequence[int], OptimizerStep], Tensor]
+
+
+class ModelTrainer:
     """`module` is what runs forward and what is sharded; `model` is the transformers model in it."""
 
     def __init__(
@@ -61,15 +80,20 @@ class TrainRank:
         module: nn.Module,
         model: PreTrainedModel,
         *,
+        name: str,
         config: ModelConfig,
         policy: PolicyConfig,
+        train: TrainConfig,
         layout: RankLayout,
-        max_bad_steps: int,
+        total_steps: int,
         seed: int,
         loss: str,
         advice: str,
+        steps_before: int = 0,
     ) -> None:
-        """`loss` names what is trained on, `advice` ends the message of a training that diverged."""
+        """`name` begins the names of its metrics, `loss` names what is trained on, `advice` ends the message of a
+        training that diverged. Its schedule begins after `steps_before` of the `total_steps`.
+        """
         self.module = module
         self.model = model
         self.layout = layout
@@ -78,8 +102,10 @@ class TrainRank:
         self.step = 0  # the last training step
         self.bad_steps = 0  # non-finite optimiser steps in a row
         self._mixed = config.dtype is Dtype.BFLOAT16
+        self._name = name
         self._policy = policy
-        self._max_bad_steps = max_bad_steps
+        self._train = train
+        self._steps_before, self._total_steps = steps_before, total_steps
         self._seed = seed
         self._loss, self._advice = loss, advice
         self._cost, self._row_cost = attention_cost(model, self.device), row_cost(model, self.device)
@@ -102,11 +128,11 @@ class TrainRank:
             batches = own_micro_batches(rows, self.layout, budget=budget, cost=self._cost, row_cost=self._row_cost)
         return [batch.to(self.device) for batch in batches]
 
-    def minibatches(self, rows: Sequence[Row], train: TrainConfig, step: int) -> list[list[int]]:
+    def minibatches(self, rows: Sequence[Row], step: int) -> list[list[int]]:
         """Indices of the rows of every optimiser step of one training step."""
-        of = train.minibatch_of
+        of = self._train.minibatch_of
         whole_groups = of is MinibatchOf.GROUPS or (of is MinibatchOf.AUTO and self.shares_prefixes(rows))
-        return drawn_rows(rows, train, seed=self._seed, step=step, whole_groups=whole_groups)
+        return drawn_rows(rows, self._train, seed=self._seed, step=step, whole_groups=whole_groups)
 
     def shares_prefixes(self, rows: Sequence[Row]) -> bool:
         """Whether what these rows have in common is computed once."""
@@ -115,11 +141,86 @@ class TrainRank:
         always = self._policy.share_prefixes is SharePrefixes.ALWAYS
         return always or unique_token_share(rows) < WORTHWHILE
 
-    def precision(self) -> AbstractContextManager[object]:
-        """For a forward pass. Sharded models compute in the type that their weights are gathered in."""
+    def forward(self, batch: MicroBatch, *options: object, module: nn.Module | None = None) -> Any:
+        """What `module` gives for this micro-batch, by default the trained one, in the number type of `model.dtype`."""
+        with self._precision():
+            return (module or self.module)(batch, *options)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Sharded models compute in the type that their weights are gathered in."""
         if self.layout.world_size > 1:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed)
+
+    def compute(
+        self, what: str, rows: Sequence[Row], *options: object, module: nn.Module | None = None, on_all: bool = False
+    ) -> list[tuple[Floats, ...]]:
+        """What `forward` gives for each row, without gradients: one array `[T]` for each tensor.
+
+        In the order of `rows` on rank 0, or on all ranks; empty on others. `what` names it in the progress.
+        """
+        own: dict[int, tuple[Floats, ...]] = {}
+        with torch.no_grad(), self.within_memory():
+            for batch in self.counter.over(what, self.micro_batches(rows)):
+                given = self.forward(batch, *options, module=module)
+                tensors = [given] if isinstance(given, Tensor) else [values for values in given if values is not None]
+                pieces = [torch.split(values.cpu(), list(batch.lengths)) for values in tensors]
+                for i, *arrays in zip(batch.rows, *pieces, strict=True):
+                    own[i] = tuple(array.numpy().copy() for array in arrays)
+        reshard(module or self.module)
+        gather = gather_on_all if on_all else gather_on_first
+        parts = [own] if self.layout.world_size == 1 else gather(own)
+        # Ranks that share sequences have the same rows; any of them is taken.
+        return [next(part[i] for part in parts if i in part) for i in range(len(rows))] if parts else []
+
+    def update(
+        self,
+        batch: TrainBatch,
+        step: int,
+        loss_of: LossOf,
+        metrics: MetricAccumulator,
+        *,
+        what: str,
+        order: Sequence[Sequence[int]],
+        computed: Collection[int],
+    ) -> dict[str, float]:
+        """Make one optimiser step for each mini-batch of `order`. Rows that are not `computed` need no pass.
+
+        Returns metrics on rank 0, with those that `loss_of` adds to `metrics`, and nothing on others. With
+        `policy.offload=optimizer` the first optimiser step brings the optimiser's state to the device, where it stays
+        until this ends. Raises `TrainingDiverged` on all, and `OutOfMemory`.
+        """
+        self.step = step
+        before = self._steps_before
+        rate = learning_rate(self._policy, step - before, self._total_steps - before)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        skipped = 0
+        try:
+            for done, chosen in enumerate(order):
+                part = OptimizerStep(rows=chosen, is_first=done == 0)
+                passed = [i for i in chosen if i in computed]  # forward and backward
+                loss = 0.0
+                with self.within_memory():
+                    # Without a row an empty pass gives gradients of 0.
+                    batches = self.micro_batches([batch.rows[i] for i in passed]) or [self._empty()]
+                    counted = self.counter.over(what, batches, earlier=done, passes=len(order))
+                    for number, micro_batch in enumerate(counted, start=1):
+                        scalar = loss_of(micro_batch, [passed[i] for i in micro_batch.rows], part)
+                        loss += self._backward(scalar, last=number == len(batches))
+                outcome = self.optimizer_step(loss, [batch.rows[i] for i in chosen], mid_step=skipped < done)
+                skipped += not outcome.finite
+                if outcome.finite:
+                    metrics.mean(f"{self._name}/loss", outcome.loss)
+                    metrics.mean(f"{self._name}/grad_norm", outcome.norm)
+        finally:
+            self._offload_optimizer()
+        found = metrics.result(include=self.layout.is_first_of_group)
+        own = {"lr": rate, "skipped_updates": float(skipped)}
+        return found | {f"{self._name}/{name}": value for name, value in own.items()} if self.layout.rank == 0 else {}
+
+    def _empty(self) -> MicroBatch:
+        return empty_micro_batch().to(self.device)
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
@@ -147,7 +248,7 @@ class TrainRank:
         ]
         return ", or ".join(filter(None, ways))
 
-    def backward(self, loss: Tensor, *, last: bool) -> float:
+    def _backward(self, loss: Tensor, *, last: bool) -> float:
         """Add the gradient of a micro-batch's loss, the `last` of an optimiser step's or not. Returns this rank's part
         of the sum over all ranks.
         """
@@ -156,34 +257,24 @@ class TrainRank:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()) if self.layout.is_first_of_group else 0.0
 
-    def set_learning_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Around the optimiser steps of one training step. With `policy.offload=optimizer` the first of them brings the
-        optimiser's state to the device, where it stays until this ends.
-        """
-        try:
-            yield
-        finally:
-            self._offload_optimizer()
-
-    def optimizer_step(self, loss: float, rows: Sequence[Row], *, step: int) -> Outcome:
+    def optimizer_step(self, loss: float, rows: Sequence[Row], *, mid_step: bool) -> Outcome:
         """Clip the gradients and step, unless something is not finite on any rank; `loss` is this rank's part.
 
-        Raises `TrainingDiverged` if that happened `max_bad_steps` times in a row.
+        Raises `TrainingDiverged` if that happened `train.max_bad_steps` times in a row. `mid_step`: another optimiser
+        step of this training step has changed the weights.
         """
-        self.step = step
         loss = self._sum(loss)
         norm = clip_gradients(self.model.parameters(), self._policy.grad_clip)
         finite = self._sum(float(not (math.isfinite(loss) and math.isfinite(norm)))) == 0
-        outcome = Outcome(finite=finite, loss=loss, norm=norm)
+        if finite and self._offloaded is not None:
+            self._offloaded.to_device()
         if finite:
-            self._step_optimizer()
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._count_bad_steps(outcome, rows)
+        outcome = Outcome(finite=finite, loss=loss, norm=norm)
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        if not finite:
+            self._report_bad_step(outcome, rows, mid_step=mid_step)
         return outcome
 
     def rest(self, *others: nn.Module) -> None:
@@ -199,21 +290,20 @@ class TrainRank:
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # nor what an engine has mapped, before it is known that it no longer does
             torch.cuda.empty_cache()
 
-    def save(self, folder: Path) -> None:
-        """Write weights, optimiser, counts and random number states. Raises `CheckpointError`."""
-        write_state(folder, self._state(), self._host_group)
-
     def stage(self) -> None:
-        """Copy what `save` would write into host memory; training may go on afterwards.
+        """Copy weights, optimiser, counts and random number states into host memory, for `write_staged`.
 
         There is one copy, whose memory is used every time. Raises `RuntimeError` while it is being written.
         """
         if self._writing:
             raise RuntimeError("the copy before is still being written; wait until write_staged() is done")
-        self._staged = self._state(self._copies)
+        reshard(self.module)
+        progress = Progress(step=self.step, bad_steps=self.bad_steps)
+        rank, world_size = self.layout.rank, self.layout.world_size
+        self._staged = stage_state(self.model, self.optimizer, progress, self._copies, rank=rank, world_size=world_size)
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, once. May run in another thread than training. As `save`."""
+        """Write what was staged, once; in any thread, while training continues. Raises `CheckpointError`."""
         staged, self._staged = self._staged, None
         if staged is None:
             raise RuntimeError("nothing is staged; call stage() first")
@@ -224,7 +314,7 @@ class TrainRank:
             self._writing = False
 
     def load(self, folder: Path) -> None:
-        """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
+        """Continue exactly where the checkpoint was staged, by as many ranks or others. Raises `CheckpointError`."""
         reshard(self.module)
         progress = load_state(
             folder,
@@ -238,38 +328,25 @@ class TrainRank:
         self.step, self.bad_steps = progress.step, progress.bad_steps
         self._offload_optimizer()
 
-    def _state(self, buffers: HostBuffers | None = None) -> Staged:
-        reshard(self.module)
-        progress = Progress(step=self.step, bad_steps=self.bad_steps)
-        rank, world_size = self.layout.rank, self.layout.world_size
-        return stage_state(self.model, self.optimizer, progress, rank=rank, world_size=world_size, buffers=buffers)
-
     def _sum(self, value: float) -> float:
         return value if self.layout.world_size == 1 else sum_over_ranks(value)
-
-    def _step_optimizer(self) -> None:
-        if self._offloaded is not None:
-            self._offloaded.to_device()
-        self.optimizer.step()
 
     def _offload_optimizer(self) -> None:
         """Between updates the optimiser's state is kept in host memory, if `policy.offload` asks for it."""
         if self._offloaded is not None:
             self._offloaded.to_host()
 
-    def _count_bad_steps(self, outcome: Outcome, rows: Sequence[Row]) -> None:
-        if outcome.finite:
-            self.bad_steps = 0
-            return
-        self.bad_steps += 1
+    def _report_bad_step(self, outcome: Outcome, rows: Sequence[Row], *, mid_step: bool) -> None:
         tasks = sorted({row.task_id for row in rows})
         what = f"step {self.step}: loss {outcome.loss} ({self._loss}), gradient norm {outcome.norm}"
         if self.layout.rank == 0:
             logger.error(
                 "%s: optimiser step skipped, weights unchanged; %d tasks, first %s", what, len(tasks), tasks[:3]
             )
-        if self.bad_steps >= self._max_bad_steps:
-            raise TrainingDiverged(
-                f"{what}: not finite {self.bad_steps} times in a row (train.max_bad_steps={self._max_bad_steps}); the "
-                f"weights are those of the last good step. {self._advice}"
+        if self.bad_steps >= self._train.max_bad_steps:
+            error = TrainingDiverged(
+                f"{what}: not finite {self.bad_steps} times in a row (train.max_bad_steps={self._train.max_bad_steps})"
+                f"; the weights are those of the last good step. {self._advice}"
             )
+            error.mid_step = mid_step
+            raise error

@@ -1,0 +1,247 @@
+"""One rank of the training side: the policy, its frozen reference, and the critic if an algorithm needs values.
+
+A plain class whose methods have arguments and results that pickle, so that a thread of this process calls them, or Ray
+(`cluster.interfaces.Ranks`). Every rank is called with the same arguments, takes its part of the rows
+(`batching/partition.py`), and rank 0 returns the result of all, others nothing. One rank needs no process group;
+several must have called `join_ranks`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ramet.algorithms.logprobs import Entropy
+from ramet.config.schema import OldLogprobs
+from ramet.errors import raise_all
+from ramet.models.loading import DTYPES, resolve_device
+from ramet.plugins import origin
+from ramet.policy.batching.partition import RankLayout
+from ramet.policy.batching.rows import Floats, Row
+from ramet.policy.batching.shared import unique_token_share
+from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.check import check_policy_options
+from ramet.policy.checkpoint.state import export_model
+from ramet.policy.critic import ValueModel, ValueObjective, explained_variance
+from ramet.policy.distributed.ranks import require_ranks, sequence_parallel_group
+from ramet.policy.distributed.sharding import reshard
+from ramet.policy.lora import merged_shapes, merged_weights
+from ramet.policy.metric_accumulator import MetricAccumulator
+from ramet.policy.model_trainer import ModelTrainer
+from ramet.policy.models import build_trainable, reference_model, trainable_model
+from ramet.policy.objective import Objective
+from ramet.policy.progress import PassProgress
+from ramet.policy.spec import CriticSpec, PolicySpec
+
+CRITIC = "critic"  # its folder in a checkpoint, and the beginning of its metrics
+ADVICE = "Lower policy.lr or policy.grad_clip, and look at the rollouts of this step"
+CRITIC_ADVICE = (
+    "Lower the critic's learning rate (advantage.params.critic_lr) or policy.grad_clip, and look at the rewards"
+)
+
+
+class PolicyRank:
+    """Trains as `spec` and `critic` describe; the weights are those of their `model` until `load`."""
+
+    def __init__(
+        self, spec: PolicySpec, critic: CriticSpec | None = None, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """Raises `ConfigErrors`, and `RuntimeError` if this process has not joined `world_size` ranks as `rank`."""
+        if world_size > 1:
+            require_ranks(rank, world_size)
+        raise_all(check_policy_options(spec.policy, resolve_device(spec.model).type, world_size))
+        self.spec = spec
+        self.rank = rank
+        self.layout = RankLayout.of(spec.policy, rank=rank, world_size=world_size)
+        group = sequence_parallel_group(spec.policy.sequence_parallel)
+        module = trainable_model(spec, world_size=world_size, group=group)
+        self.model = module.model
+        self.reference = reference_model(spec, world_size=world_size, group=group) if spec.needs_reference else None
+        self.policy = ModelTrainer(
+            module,
+            module.model,
+            name="train",
+            config=spec.model,
+            policy=spec.policy,
+            train=spec.train,
+            layout=self.layout,
+            total_steps=spec.total_steps,
+            seed=spec.seed,
+            loss=f"policy loss {origin(spec.policy_loss)}",
+            advice=ADVICE,
+            steps_before=spec.critic_warmup_steps,
+        )
+        self.critic = None if critic is None else self._critic(critic, group)
+        self._value_clip = 0.0 if critic is None else critic.options.value_clip
+
+    def _critic(self, spec: CriticSpec, group: ProcessGroup | None) -> ModelTrainer:
+        world_size = self.layout.world_size
+        module = build_trainable(
+            spec.model, spec.policy, ValueModel, seed=spec.seed, world_size=world_size, group=group
+        )
+        return ModelTrainer(
+            module,
+            module.model,
+            name=CRITIC,
+            config=spec.model,
+            policy=replace(spec.policy, lr=spec.options.lr),
+            train=spec.train,
+            layout=self.layout,
+            total_steps=spec.total_steps,
+            seed=spec.seed,
+            loss="of the critic",
+            advice=CRITIC_ADVICE,
+        )
+
+    @property
+    def progress(self) -> PassProgress | None:
+        """What this rank computes now, policy or critic: they take turns. From any thread; None: nothing is counted."""
+        return self.policy.counter.now or (None if self.critic is None else self.critic.counter.now)
+
+    def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        """Return log-probabilities under the current weights, one array `[T]` per row; 0 on inserted tokens."""
+        return [logprobs for (logprobs,) in self.policy.compute("old log-probs", rows, *self._with(Entropy.NONE))]
+
+    def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
+        """Return what `logprobs` does, and exact entropies in nats, which no training step needs."""
+        found = self.policy.compute("old log-probs", rows, *self._with(Entropy.DETACHED))
+        return [logprobs for logprobs, _ in found], [entropies for _, entropies in found]
+
+    def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        """Return what `logprobs` does, by the reference, the frozen copy of the first policy.
+
+        Raises `RuntimeError` if none was loaded, since nothing needs it.
+        """
+        if self.reference is None:
+            raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
+        options = self._with(Entropy.NONE)
+        found = self.policy.compute("reference log-probs", rows, *options, module=self.reference)
+        return [logprobs for (logprobs,) in found]
+
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """Train the policy on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
+
+        `step` counts from 1. Log-probabilities that are not given are computed as `train.old_logprobs` asks; if there
+        is only one optimiser step, pi_old is the policy itself and costs no pass of its own. Rows whose advantages are
+        all 0 are counted, and not computed unless another term of the loss needs them; means over tokens leave them out
+        then. Returns metrics. Raises `TrainingDiverged` on all ranks, and `OutOfMemory`.
+        """
+        rows, started = batch.rows, time.monotonic()
+        order = self.policy.minibatches(rows, step)
+        no_signal = frozenset(i for i in range(len(rows)) if not batch.has_signal(i))
+        computed = frozenset(range(len(rows)))
+        if batch.returns is None and self.spec.skips_without_advantage:
+            computed -= no_signal
+        if batch.old_logprobs is None:
+            batch = replace(batch, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
+        metrics = MetricAccumulator()
+        objective = Objective(self.spec, self.policy, batch, metrics)
+        found = self.policy.update(batch, step, objective, metrics, what="update", order=order, computed=computed)
+        if self.rank:
+            return {}
+        seconds = time.monotonic() - started
+        n_computed = sum(rows[i].n_tokens for chosen in order for i in chosen if i in computed)
+        return found | {
+            "train/optimizer_steps": len(order) - found["train/skipped_updates"],
+            "train/rows_without_signal": float(len(no_signal)),
+            "train/unique_token_share": unique_token_share(rows),
+            "train/tokens": float(sum(row.n_trained for row in rows)),
+            "train/tokens_per_s": n_computed / max(seconds, 1e-9),
+            "train/update_s": seconds,
+        }
+
+    def values(self, rows: Sequence[Row]) -> list[Floats]:
+        """Return the critic's value before each sampled token, one array `[T]` per row; 0 on inserted tokens."""
+        return [values for (values,) in self._need_critic().compute("values", rows)]
+
+    def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """Train the critic as `update` does the policy, towards the returns that the estimator gave.
+
+        The batch has what `values` gave for its rows, too.
+        """
+        critic, metrics = self._need_critic(), MetricAccumulator()
+        objective = ValueObjective(critic, batch, metrics, clip=self._value_clip)
+        order, every = critic.minibatches(batch.rows, step), range(len(batch.rows))
+        found = critic.update(batch, step, objective, metrics, what="critic update", order=order, computed=every)
+        return found and found | {"critic/explained_variance": explained_variance(batch)}
+
+    def rest(self) -> None:
+        """Hold as little device memory as possible until the next call: an engine on this device is about to work."""
+        self.policy.rest(*([self.reference] if self.reference is not None else []))
+        if self.critic is not None:
+            self.critic.rest()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Give names and whole tensors of the Hugging Face model's `state_dict`, adapters merged.
+
+        All ranks of a replica iterate together, one tensor at a time. A tensor that is neither sharded nor merged is
+        the rank's own, not a copy.
+        """
+        reshard(self.policy.module)
+        yield from merged_weights(self.model)
+
+    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Give `weights` in `model.dtype`, which engines compute in: ranks exchange half the bytes for bfloat16."""
+        reshard(self.policy.module)
+        yield from merged_weights(self.model, DTYPES[self.spec.model.dtype])
+
+    def engine_shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Return names, types and shapes of `engine_weights`, in that order; needs no other rank."""
+        return merged_shapes(self.model, DTYPES[self.spec.model.dtype])
+
+    def stage(self) -> None:
+        """Copy what a checkpoint holds into host memory, for `write_staged`.
+
+        Raises `RuntimeError` while the copy before is being written.
+        """
+        for model, _ in self._saved():
+            model.stage()
+
+    def write_staged(self, folder: Path) -> None:
+        """Write what was staged, once; in any thread, while training continues. All ranks write to the same folder.
+
+        Raises `CheckpointError`.
+        """
+        for model, name in self._saved():
+            model.write_staged(folder / name)
+
+    def load(self, folder: Path) -> None:
+        """Continue exactly where the checkpoint was staged, by as many ranks or others. Raises `CheckpointError`."""
+        for model, name in self._saved():
+            model.load(folder / name)
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer. Rank 0 writes it."""
+        if self.layout.replica == 0:
+            export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
+
+    def _saved(self) -> list[tuple[ModelTrainer, str]]:
+        """What a checkpoint holds, and the folder of each in it."""
+        return [(self.policy, "")] if self.critic is None else [(self.policy, ""), (self.critic, CRITIC)]
+
+    def _need_critic(self) -> ModelTrainer:
+        if self.critic is None:
+            raise RuntimeError("no critic was built: no algorithm needs values")
+        return self.critic
+
+    def _with(self, entropy: Entropy) -> tuple[float, Entropy]:
+        """The options of `LogprobModel.forward`."""
+        return self.spec.temperature, entropy
+
+    def _old_logprobs(self, rows: Sequence[Row], computed: frozenset[int], *, n_steps: int) -> Sequence[Floats] | None:
+        """For the rows that are computed; the others' are never read. None: the policy's own, before its only step."""
+        if self.spec.train.old_logprobs is OldLogprobs.ENGINE:
+            return [row.engine_logprobs for row in rows]
+        if n_steps <= 1:
+            return None
+        order = sorted(computed)
+        options = self._with(Entropy.NONE)
+        found = self.policy.compute("old log-probs", [rows[i] for i in order], *options, on_all=True)
+        old = {i: logprobs for i, (logprobs,) in zip(order, found, strict=True)}
+        return [old.get(i, row.engine_logprobs) for i, row in enumerate(rows)]
