@@ -105,8 +105,9 @@ class RolloutTurn:
         comes_first = isinstance(error, PluginError | ConfigError | KeyboardInterrupt)
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             comes_first = True
-        if self._failure is not None and self._failure is not error and not comes_first:
-            raise self._failure from error
+        failure, self._failure = self._failure, None  # in a cycle with its frames it would outlive the rollout
+        if failure is not None and failure is not error and not comes_first:
+            raise failure from error
         return at_limit
 
     async def _end_calls(self, *, cancel: bool) -> None:

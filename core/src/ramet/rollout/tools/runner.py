@@ -240,7 +240,9 @@ class ToolRunner:
     def _own_call(self, call: ToolCall, ends_at: float | None) -> ToolCall:
         """With a copy of the arguments, since a tool may change its own; the record and a retry must not see that."""
         left_s = math.inf if ends_at is None else ends_at - asyncio.get_running_loop().time()
-        arguments = {name: _copied(value) for name, value in call.arguments.items()}
+        arguments = {
+            name: value if type(value) in UNCHANGEABLE else deepcopy(value) for name, value in call.arguments.items()
+        }
         return replace(call, arguments=arguments, deadline_s=max(0.0, min(self.config.timeout_s, left_s)))
 
     async def _call(self, call: ToolCall) -> ToolResult:
@@ -327,10 +329,6 @@ class ToolRunner:
             task.cancel()
         if hasattr(self.tool, "aclose"):
             await close_quietly(self.tool.aclose(), f"close of tool:{self.name}", self._watchdog)
-
-
-def _copied(value: Any) -> Any:
-    return value if type(value) in UNCHANGEABLE else deepcopy(value)
 
 
 def _json(metadata: object, name: str) -> Mapping[str, Any]:
