@@ -89,7 +89,7 @@ def test_what_cannot_be_replayed_is_said(workspace, small, tmp_path, capsys):
         with pytest.raises(RametError) as caught:
             run(folder)
         here = f"(working directory: {Path.cwd()})"
-        assert str(caught.value) == f"--replay: {folder} is no run directory: {problem} {here}"
+        assert str(caught.value) == f"--replay: {folder} is not a run directory: {problem} {here}"
     assert main(["train", "--replay", str(small), "--dry-run"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "error: --replay: `ramet train --replay RUN` makes the updates of a run again, `ramet eval --replay RESULT` "

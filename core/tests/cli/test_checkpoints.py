@@ -46,7 +46,7 @@ def test_every_checkpoint_and_leftover_is_listed_and_the_one_for_a_resume_marked
         "verified", "verified, taken by a resume", "left by a killed save, or being written"
     ]  # fmt: skip
     assert "1.34 kB" in rows[0] and "  1 B  " in rows[3]
-    assert last == "a resume goes on after step 3"
+    assert last == "a resume continues after step 3"
     assert sorted(run.rglob("*")) == before, "looking changes nothing"
 
 
@@ -56,7 +56,7 @@ def test_a_broken_checkpoint_is_named_with_its_reason_and_the_one_before_it_is_t
     out = capsys.readouterr().out
     assert f"  {file}: its content does not match the manifest's hash" in out.splitlines()
     assert "BROKEN" in next(line for line in out.splitlines() if line.startswith("step_000003"))
-    assert out.endswith("a resume goes on after step 2\n")
+    assert out.endswith("a resume continues after step 2\n")
 
 
 def test_it_takes_the_checkpoint_that_a_resume_takes(run: Path, capsys):

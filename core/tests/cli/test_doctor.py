@@ -81,7 +81,7 @@ def test_packages_are_asked_one_after_the_other_and_none_stops_the_others(
         "  problem  doctor   doctor 'gone' of ramet-gone: ImportError: no module 'x'",
         "                    fix: report it to the authors of ramet-gone",
         "odd (ramet-odd)",
-        "  problem  doctor   the check itself failed: TypeError: returned 'x', which is no Finding",
+        "  problem  doctor   the check itself failed: TypeError: returned 'x', which is not a Finding",
         "                    fix: report it to the authors of ramet-odd",
         "2 ok, 1 note, 3 problem",
     ]

@@ -171,7 +171,7 @@ def test_the_rollouts_of_a_task_stay_at_one_server_while_it_works(encoder: Encod
         ('{"choices": [{"text": null}]}', "request 'r': the server's reply has no choice with a text"),
         (
             '{"choices": [{"text": "a", "token_ids": ["a"]}]}',
-            "request 'r': the server's token_ids are no token ids: 'str' object cannot be interpreted as an integer",
+            "request 'r': the server's token_ids are not token ids: 'str' object cannot be interpreted as an integer",
         ),
     ],
 )

@@ -178,7 +178,7 @@ def test_only_a_training_run_has_a_policy(run: Path, tmp_path: Path, set_job: Ca
     set_job(run, "eval")
     with pytest.raises(ConfigError, match="is a `ramet eval` run"):
         export_run(run, tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"no run directory: it has no config\.yaml and no manifest\.json"):
+    with pytest.raises(ConfigError, match=r"not a run directory: it has no config\.yaml and no manifest\.json"):
         export_run(tmp_path, tmp_path / "out")
 
 

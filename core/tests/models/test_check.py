@@ -68,7 +68,8 @@ def test_a_mistyped_folder_is_told_with_the_one_beside_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("left", "words"), [(0, "no readable safetensors file (0 bytes)"), (50, "no readable"), (-7, "its header says")]
+    ("left", "words"),
+    [(0, "not a readable safetensors file (0 bytes)"), (50, "not a readable"), (-7, "its header says")],
 )
 def test_a_weight_file_that_is_cut_short_is_found_without_reading_it(
     make_folder: MakeFolder, left: int, words: str

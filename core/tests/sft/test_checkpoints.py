@@ -41,7 +41,7 @@ def test_checkpoints_of_sft_are_verified_and_the_one_for_a_resume_is_marked(
     assert main(["checkpoints", str(stopped)]) == 0
     out = capsys.readouterr().out
     assert states(out) == {"checkpoint-8": "verified", "checkpoint-16": "verified, taken by a resume"}
-    assert out.splitlines()[-1] == "a resume goes on after step 16"
+    assert out.splitlines()[-1] == "a resume continues after step 16"
     assert step_of(newest_complete(stopped / "checkpoints")) == 16, "and so it does"
     assert sorted(stopped.rglob("*")) == before, "looking changes nothing"
 
@@ -55,7 +55,7 @@ def test_a_broken_one_is_named_with_its_reason_and_the_one_before_it_is_taken(
     out = capsys.readouterr().out
     assert states(out) == {"checkpoint-8": "verified, taken by a resume", "checkpoint-16": "BROKEN"}
     assert f"  {file.parent}: BadZipFile: File is not a zip file" in out.splitlines()
-    assert out.splitlines()[-1] == "a resume goes on after step 8"
+    assert out.splitlines()[-1] == "a resume continues after step 8"
 
 
 def test_what_a_killed_save_left_is_called_so(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,7 +229,7 @@ def test_the_model_that_is_trained_is_never_overwritten(tiny_model: Path, tmp_pa
 def test_an_output_that_cannot_be_made_is_found_before_the_training(tiny_model: Path, tmp_path: Path) -> None:
     config = configured(tiny_model, tmp_path, row())
     config.config.sft.out = str(tmp_path / "train.jsonl" / "model")
-    with pytest.raises(ConfigErrors, match=r"train\.jsonl' is no folder that can be written to"):
+    with pytest.raises(ConfigErrors, match=r"train\.jsonl' is not a folder that can be written to"):
         prepare(config)
 
 

@@ -77,9 +77,9 @@ def test_ids_come_from_a_column_and_rewards_have_options(tmp_path: Path, scores:
         (
             {"metrics": {"mine": "llm_judge"}},
             "metrics.mine is llm_judge, which asks a server: set judge.ask=true and judge.server, which makes the "
-            "metric 'judge' of it; then what it cannot judge is counted, and a replay asks nobody",
+            "metric 'judge' of it; then what it cannot judge is counted, and a replay asks no judge",
         ),
-        ({"options": {"em2": {}}}, "options has 'em2', which is no metric; metrics: em, f1"),
+        ({"options": {"em2": {}}}, "options has 'em2', which is not a metric; metrics: em, f1"),
         ({"limits": {"python": -1}}, "limits.python=-1: must be at least 0"),
         ({"prompt": "Q:"}, "prompt is 'Q:'; allowed: a text that holds {question}"),
         ({"paths": []}, "paths is empty; name at least one file of JSON lines"),

@@ -139,7 +139,7 @@ def test_a_file_that_is_not_there_or_no_python_is_refused_when_it_is_built(file:
         told = f"rewards.custom.params.path is {path!r}; allowed: a Python file that is there"
         assert str(caught.value) == told + ("" if path else f" (working directory: {Path.cwd()})")
     file.write_text("def f(:")
-    with pytest.raises(ConfigError, match=r"params\.path: .*my_reward\.py is no Python: "):
+    with pytest.raises(ConfigError, match=r"params\.path: .*my_reward\.py is not Python: "):
         Custom(CustomConfig(path=str(file)))
     with pytest.raises(ValueError, match="workers must be over 0, got 0; timeout_s must be over 0, got 0"):
         CustomConfig(workers=0, timeout_s=0)

@@ -119,7 +119,7 @@ NO_GOLD = r"no gold answer, or one with nothing in its box; got ['\\boxed{}']"
         ("llm_judge", (), "no gold answer, or one with nothing in its box; got []"),
         ("math", (r"\boxed{}", "1"), None),
         ("gsm8k", ("It is 3. #### 18",), None),
-        ("gsm8k", ("18", "many"), "the gold answer 'many' is no number, and does not end in #### and one"),
+        ("gsm8k", ("18", "many"), "the gold answer 'many' is not a number, and does not end in #### and one"),
     ],
 )
 def test_tasks_that_cannot_be_judged_are_found_before_the_start(

@@ -1,7 +1,7 @@
 """How far the engine's log-probabilities (mu) and entropies are from the trainer's (pi_old), token by token.
 
 Both sides hold the same weights, so every difference is numerical noise or a fault: another temperature, a tokenizer or
-template that does not fit, a stale cache, weights that were not synced. The threshold is what tells the two apart:
+template that does not fit, a stale cache, weights that were not synced. The threshold is what separates the two:
 
 - float32: 1e-3 on the *largest* difference. Two correct implementations differ by rounding only, some 1e-5 nats; the
   faults above move some token by far more than 1e-3, and a fault may concern a single token (one after a tool result,

@@ -77,7 +77,7 @@ def _main(arguments: Sequence[str] | None) -> int:
                 _print_trace()
             complain(f"error: {problem}")
             return INTERNAL
-        _print_trace()  # a defect, not the user's mistake: whoever repairs it needs this
+        _print_trace()  # a defect, not the user's mistake: its repair needs this
         complain(f"error: internal: {type(error).__name__}: {error}")
         return INTERNAL
 
@@ -183,7 +183,7 @@ commands:
 options:
   --help    this text; after a command: its options, sections and installed plugins
   --version
-  --debug   more log, and a traceback for every error
+  --debug   verbose logging, and a traceback for every error
   --trust-recipe FILE  a file of yours in hydra_configs/ or --config-dir, which you have read, may name programs to run
 
 `ramet train --help` lists every key with its type and default."""

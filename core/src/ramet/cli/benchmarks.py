@@ -159,7 +159,7 @@ def _validate(chosen: Chosen) -> int:
 
 
 def _of_published(found: int, benchmark: Benchmark, split: str) -> str:
-    """A file that was cut short is sound; only its number of tasks tells."""
+    """A file that was cut short is sound; only its number of tasks shows it."""
     published = benchmark.info.n_tasks
     return f"{found}" if split != TEST or published in (None, found) else f"{found} (published: {published})"
 

@@ -1,4 +1,4 @@
-"""`ramet checkpoints RUN`: what a run could go on from, as a table and as JSON."""
+"""`ramet checkpoints RUN`: a run's checkpoints, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="ramet checkpoints",
         add_help=False,
-        description="What a run could go on from. Every file is read, and its hash or checksum compared.",
+        description="List a run's checkpoints. Every file is read, and its hash or checksum compared.",
         epilog="Ends with exit code 1 if no checkpoint verifies.",
     )
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
@@ -40,7 +40,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def inventory(run: Path) -> list[CheckpointEntry]:
-    """What is in the run's folder of checkpoints, oldest first. Raises `ConfigError` if there is no such folder."""
+    """Return what the run's folder of checkpoints contains, oldest first. Raises `ConfigError` if there is no such
+    folder."""
     folder = run / FOLDER
     if not folder.is_dir():
         raise ConfigError(f"{run}: not the directory of a run: it has no folder {FOLDER}/")
@@ -65,7 +66,7 @@ def _resume(run: Path, entries: Sequence[CheckpointEntry]) -> str:
     taken = next((entry for entry in entries if entry.resume), None)
     if taken is None:
         return f"{run}: no checkpoint that verifies; a resume begins at the first step"
-    return f"a resume goes on after step {taken.step}"
+    return f"a resume continues after step {taken.step}"
 
 
 def _row(entry: CheckpointEntry) -> tuple[str, ...]:

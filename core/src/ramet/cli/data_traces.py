@@ -22,7 +22,7 @@ def holds_traces(path: Path, config: Config) -> bool:
     try:
         first = next((row for row in read_rows(path) if row.problem is None), None)
     except ConfigError:
-        return False  # whoever reads it next says why
+        return False  # the next reader says why
     return first is not None and is_trace(first.values, config.data.columns.prompt)
 
 

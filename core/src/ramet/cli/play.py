@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _is_setting(text: str) -> bool:
-    """`x=2. What is x?` is a question: a word that is no section, and a text of several words."""
+    """`x=2. What is x?` is a question: a word that is not a section, and a text of several words."""
     found = _SETTING.match(text)
     if found is None:
         return False
@@ -100,7 +100,7 @@ async def _lines() -> AsyncIterator[str]:
 
 
 async def _in_thread(read: Callable[[], bytes]) -> bytes:
-    """Tools and engine go on meanwhile. The thread is a daemon: Ctrl-C ends the program while it still waits."""
+    """Ask while tools and engine continue. The thread is a daemon: Ctrl-C ends the program while it still waits."""
     loop = asyncio.get_running_loop()
     line: asyncio.Future[bytes] = loop.create_future()
 
@@ -110,7 +110,7 @@ async def _in_thread(read: Callable[[], bytes]) -> bytes:
 
     def wait() -> None:
         found = read()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(give, found)
 
     threading.Thread(target=wait, name="ramet-questions", daemon=True).start()

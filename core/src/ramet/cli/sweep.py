@@ -39,7 +39,7 @@ class Point:
     measured: Path  # folder for what evaluations say of their results; one on another machine cannot reach it
 
     def __call__(self, number: int, overrides: list[str]) -> None:
-        """Prints what went wrong and raises it: the launcher goes on with the other points."""
+        """Prints what went wrong and raises it: the launcher continues with the other points."""
         set_up_logging(logging.DEBUG if self.debug else logging.INFO)
         overrides = self.swept.point(overrides)
         logger.info("point %d: %s", number, " ".join(overrides))

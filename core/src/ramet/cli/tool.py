@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _is_setting(text: str) -> bool:
-    """`x=1` is code: `x` is no section."""
+    """`x=1` is code: `x` is not a section."""
     found = _SECTION.match(text)
     return found is not None and found[1] in (*JOBS["tool"], *GROUPS)
 

@@ -112,7 +112,7 @@ def check_needs(components: Components, config: Config) -> list[str]:
 
 
 def _whole_group_rewards(components: Components, config: Config) -> Iterator[str]:
-    """Rewards that cannot tell a branch policy what a single rollout is worth."""
+    """Return the rewards that cannot score a single rollout for a branch policy."""
     if not needs_rewards(components.branch_policy):
         return
     for one in components.scorer.rewards:

@@ -96,7 +96,7 @@ def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools
 
 
 def describe_promised_tags(found: dict[str, list[str]]) -> str:
-    """The result of `foreign_tags` in one line, where no tools were configured because nobody is to use them."""
+    """The result of `foreign_tags` in one line, where no tools were configured because they must not be used."""
     return (
         f"prompts of tasks name tags as those of tools are: {_counted(found)}. No tool is configured here: name those "
         "of the run, as in tools=[NAME], to see which tags none of them serves"

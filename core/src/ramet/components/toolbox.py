@@ -137,7 +137,7 @@ async def _open(tool_set: ToolSet, name: str, label: str) -> Sequence[Tool]:
     for tool in opened:
         wrong = misfits(tool, "tool")
         if wrong or is_tool_set(tool):
-            raise PluginError(f"{label}: `open` returned {tool!r:.80}, which is no tool: {'; '.join(wrong) or 'a set'}")
+            raise PluginError(f"{label}: `open` returned {tool!r:.80}, not a tool: {'; '.join(wrong) or 'a set'}")
     names = [tool.schema.name for tool in opened]
     twice = sorted({tool for tool in names if names.count(tool) > 1})
     if twice:

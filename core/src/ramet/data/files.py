@@ -25,7 +25,7 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     files: list[Path] = []
     problems: list[str] = []
     for pattern in patterns:
-        path = Path(os.path.expanduser(pattern))  # of a user that there is not it stays as it is
+        path = Path(os.path.expanduser(pattern))  # it stays as it is if the user does not exist
         matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
         if not matches:
             problems.append(f"{pattern}: no such file (working directory: {Path.cwd()})")

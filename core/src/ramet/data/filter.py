@@ -42,7 +42,7 @@ def difficulty_of(task: Task, column: str) -> float:
 
 
 def leave_out_by_difficulty(tasks: Sequence[Task], column: str, least: float | None, most: float | None) -> list[Task]:
-    """Tasks within both bounds, inclusively; None is no bound. Raises `ConfigError` if none is left."""
+    """Return the tasks within both bounds, inclusively; None sets no bound. Raises `ConfigError` if none is left."""
     levels = [difficulty_of(task, column) for task in tasks]
     kept = [
         task

@@ -1,4 +1,4 @@
-"""The two layouts of a data file, told apart row by row, and the one known defect of published files.
+"""The two layouts of a data file, distinguished row by row, and the one known defect of published files.
 
 Flat: `prompt`, `answer`. Published (ARPO, and verl's files in general): the answer is `reward_model.ground_truth`. In
 both the prompt is a text or a list of chat messages. A row that has a column `answer` is flat, whatever else it has;

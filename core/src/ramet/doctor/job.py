@@ -112,7 +112,7 @@ def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:
         found = list(run_async(_awaited(made)) if inspect.isawaitable(made) else made)
         wrong = next((one for one in found if not isinstance(one, Finding)), None)
         if wrong is not None:
-            raise TypeError(f"returned {wrong!r:.80}, which is no Finding")
+            raise TypeError(f"returned {wrong!r:.80}, which is not a Finding")
         return found
     except PluginError as error:
         problem = str(error)

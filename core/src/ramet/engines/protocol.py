@@ -123,9 +123,9 @@ class Engine(Protocol):
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in place, drop every cache of older ones, and serve as `version` from now on.
 
-        Waits for running requests, and later ones wait for it. In an engine with `in_flight` nobody waits: between two
-        tokens of the running requests the weights change, their caches are computed again from prompt and tokens so
-        far, and they go on as if nothing had happened to seed, stops, limits and first report. Updates keep their
+        Waits for running requests, and later ones wait for it. In an engine with `in_flight` no request waits: between
+        two tokens of the running requests the weights change, their caches are computed again from prompt and tokens so
+        far, and they continue as if nothing had happened to seed, stops, limits and first report. Updates keep their
         order. Names are those of the Hugging Face model's `state_dict`. Raises `ValueError`, and changes nothing, if
         names or shapes do not fit the model.
         """
@@ -140,7 +140,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class MayFail(Protocol):
-    """An engine that can fail for good while its process goes on, which then serves nothing any more."""
+    """An engine that can fail for good while its process lives on, which then serves nothing any more."""
 
     @property
     def failure(self) -> str | None:
@@ -170,5 +170,5 @@ class Sleeper(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Take back the rest and go on. Raises `RuntimeError` if the weights are still lost."""
+        """Take back the rest and continue. Raises `RuntimeError` if the weights are still lost."""
         ...

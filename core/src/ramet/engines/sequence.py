@@ -86,7 +86,8 @@ class RunningSequence:
         return len(self.top_logprobs) < self.request.first_tokens and self.request.top_logprobs > 0
 
     def append(self, token: int) -> tuple[FinishReason, str | None] | None:
-        """Take a sampled token. Returns why the request ended, and the stop string that ended it; None: it goes on."""
+        """Take a sampled token. Returns why the request ended, and the stop string that ended it; None: it
+        continues."""
         self.sampled.append(token)
         if token in self.stop_ids:
             return FinishReason.END, None

@@ -80,7 +80,8 @@ def unpack(pieces: Iterable[Piece], memory: Tensor) -> Iterator[Named]:
 
 
 def join_gloo(address: str, port: int, *, rank: int, size: int, timeout_s: float) -> Any:
-    """A group of the sender, rank 0, which listens at the address, and of all receivers; nobody's default group.
+    """A group of the sender, rank 0, which listens at the address, and of all receivers; not the default group of any
+    process.
 
     A `ProcessGroupGloo`, of which torch's stubs know too little.
     """

@@ -213,7 +213,7 @@ def _export(
 
 
 def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:
-    """Why there is no adapter to write."""
+    """Return why there is no adapter to write."""
     if not adapter:
         return [f"--adapter: {where} holds whole weights, as runs with policy.lora_rank=0 do; leave --adapter out"]
     return check_lora()

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor  # also tells `weights_only` loading that its parts are harmless
+from torch.distributed.tensor import DTensor  # also lets `weights_only` loading accept its parts
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from ramet.errors import ConfigError, raise_all

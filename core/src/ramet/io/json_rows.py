@@ -28,7 +28,7 @@ class DataRow:
 
 
 class UnreadableFile(ValueError):
-    """A file whose rows cannot be told apart, so none is given: it begins as a JSON array and is none, or it is one
+    """A file whose rows cannot be separated, so none is given: it begins as a JSON array and is not one, or it is one
     JSON object.
     """
 

@@ -52,7 +52,7 @@ def naming(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except BaseException as error:  # torch.distributed.checkpoint's is no `Exception`
+    except BaseException as error:  # torch.distributed.checkpoint's is not an `Exception`
         found = _os_error(error, path)
         if found is None or found is error:
             raise

@@ -18,7 +18,7 @@ _shown: set[int] = set()  # file descriptors of terminals whose last line is dra
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether a line may be drawn there: a terminal that can erase one, and nobody records what it is sent (CI)."""
+    """Whether a line may be drawn there: a terminal that can erase one, and its output is not recorded (CI)."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown") and not os.environ.get("CI")
 
 
@@ -36,7 +36,7 @@ class TerminalLine:
         self._lock = threading.RLock()
         self._out = sys.stdout
         self._drawn = False
-        self._unfinished = False  # somebody has written a part of a line, and may go on with it
+        self._unfinished = False  # somebody has written a part of a line, and may continue it
         self._lost = False  # the terminal is gone, or the line's time is over
 
     @contextlib.contextmanager
@@ -52,7 +52,7 @@ class TerminalLine:
             yield
         finally:
             self.erase()
-            self._lost = True  # whoever still draws, draws nothing
+            self._lost = True  # what is drawn later is dropped
             if sys.stdout is ours[0]:
                 sys.stdout = before[0]
             if sys.stderr is ours[1]:
@@ -88,7 +88,7 @@ class TerminalLine:
         try:
             self._out.write(text)
             self._out.flush()
-        except (OSError, ValueError):  # hung up, or closed: nobody is watching any more
+        except (OSError, ValueError):  # hung up, or closed: there is nothing to draw on any more
             self._lost = True
 
     def _in_foreground(self) -> bool:

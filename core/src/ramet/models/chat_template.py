@@ -108,7 +108,7 @@ class ChatTemplate:
 
         As the template has it where results follow: of a last message Qwen3's makes one with empty thoughts, which
         the policy is not shown when it reads its own calls. Only where the generation prompt itself begins or skips the
-        thoughts does the message go on from there.
+        thoughts does the message continue from there.
 
         Raises `ConfigError` for a template that does not take them, or leaves the text out.
         """

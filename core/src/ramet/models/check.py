@@ -98,7 +98,7 @@ def _no_weights(folder: Path, problem: str) -> MissingHere:
 
 
 def read_json(file: Path) -> object:
-    """None for a file that cannot be read or is no JSON."""
+    """None for a file that cannot be read or is not JSON."""
     try:
         content: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -125,7 +125,7 @@ def _check_files(folder: Path, names: list[str]) -> list[str]:
 
 
 def _check_file(file: Path) -> str | None:
-    """The header of a safetensors file tells where its last tensor ends; other kinds have no such check."""
+    """The header of a safetensors file says where its last tensor ends; other kinds have no such check."""
     size = file.stat().st_size
     if file.suffix != ".safetensors":
         return None if size else f"model.path: {file} is empty"
@@ -135,7 +135,7 @@ def _check_file(file: Path) -> str | None:
             header = json.loads(opened.read(min(length, size)))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        return f"model.path: {file} is no readable safetensors file ({size} bytes): {error}"
+        return f"model.path: {file} is not a readable safetensors file ({size} bytes): {error}"
     expected = _LENGTH + length + max(ends, default=0)
     if size == expected:
         return None
@@ -177,7 +177,7 @@ def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | N
 
 
 def reads_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template describes tools; True where that cannot be told."""
+    """Whether the chat template describes tools; True where that is unknown."""
     found = template_variables(tokenizer)
     return found is None or "tools" in found
 

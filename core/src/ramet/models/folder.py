@@ -12,7 +12,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_folder(config: ModelConfig) -> list[str]:
-    """Problems that leave nothing else to look at: it is no folder, or the directory of a run."""
+    """Return the problems that leave nothing else to look at: it is not a folder, or the directory of a run."""
     folder = Path(config.path)
     if config.path == "???" or not folder.is_dir():
         problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ramet.errors import ConfigError
 
-P = TypeVar("P")  # what a kernel is told of the packing
+P = TypeVar("P")  # a kernel's description of the packing
 
 
 class PackedAttention(Generic[P]):

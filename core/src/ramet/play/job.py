@@ -60,7 +60,7 @@ def run(
     `refused` is called for a question that makes no prompt (it is too long), and the next one is played; without it
     the error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
     """
-    with recording():  # nothing is written: it counts warnings that come again and again, and tells them at the end
+    with recording():  # nothing is written: it counts warnings that come again and again, logs their number at the end
         prepared = prepare(resolved, rollouts)
         set_up_torch(prepared.config.run)
         return run_async(_play(prepared, questions, screen, refused))

@@ -20,7 +20,7 @@ HEADER, PROMPT, SAMPLED, CALL, INSERTED, FAULT = "bold", "dim", "", "yellow", "c
 class Screen:
     """`ramet.rollout.observer.RolloutObserver`. Colours in terminals alone; a pipe gets the same words.
 
-    Everything has a header line of its own (`turn 1, sampled: …`), so that texts are told apart without colours.
+    Everything has a header line of its own (`turn 1, sampled: …`), so that texts can be distinguished without colours.
     """
 
     def __init__(self, *, several: bool = False, out: TextIO | None = None) -> None:

@@ -1,1 +1,1 @@
-"""Run directories: who owns them, what they record, and whether a run may go on."""
+"""Run directories: who owns them, what they record, and whether a run may continue."""

@@ -1,7 +1,7 @@
 """One process per run directory. The kernel holds the lock (`flock`), so it ends with its owner, also after kill -9.
 
-The file's text (host, pid, start) names the owner in messages, and tells a lock that a forked child of a dead owner
-still holds from one whose owner is alive.
+The file's text (host, pid, start) names the owner in messages, and distinguishes a lock that a forked child of a dead
+owner still holds from one whose owner is alive.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises `ConfigError` for a file that is no manifest of this format."""
+    """Raise `ConfigError` for a file that is not a manifest of this format."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("format") != FORMAT:
@@ -191,15 +191,15 @@ def read_config(file: Path) -> DictConfig:
 
 
 def read_run(run: Path) -> SavedRun:
-    """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is no run directory, or they are broken.
+    """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is not a run directory, or they are broken.
 
     `model.trust_remote_code` is false whatever the file has: runs are given away, and whether a model's own code may
-    run is decided on the command line of whoever runs it.
+    run is decided on the command line of the user who runs it.
     """
     file = run / "config.yaml"
     if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
         has = f"it has no {' and no '.join(missing)}" if run.is_dir() else "there is none"
-        raise ConfigError(f"{run} is no run directory: {has} (working directory: {Path.cwd()})")
+        raise ConfigError(f"{run} is not a run directory: {has} (working directory: {Path.cwd()})")
     accept_enum_values()
     try:
         config = read_config(file)

@@ -67,8 +67,8 @@ def remove_torn(path: Path) -> None:
 
 
 def has_saved(path: Path, job: str) -> bool:
-    """Whether the run in `path` has anything that a later process would go on from. Of an evaluation that is not known:
-    its results may be elsewhere.
+    """Whether the run in `path` has anything that a later process would continue from. Of an evaluation that is not
+    known: its results may be elsewhere.
     """
     if job == "eval" or (path / SFT_SUMMARY).exists():
         return True

@@ -1,8 +1,8 @@
-"""Whether a run may go on with the current configuration, data, model and plugins, or would become another run.
+"""Whether a run may continue with the current configuration, data, model and plugins, or would become another run.
 
 Changes that cannot alter the numbers pass. Others are refused with both values unless `run.allow_config_change`. Other
 training data, or another order of it, is refused always: the next step would skip some tasks and repeat others, and
-nothing would show it. A training that has saved nothing begins anew with whatever changed.
+nothing would show it. A training that has saved nothing starts again, whatever changed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunState:
 
     config: str  # YAML as in config.yaml
     manifest: Manifest
-    saved: bool = True  # whether there is anything to go on from
+    saved: bool = True  # whether there is anything to continue from
 
     @classmethod
     def read(cls, run: Path) -> RunState:
@@ -90,7 +90,7 @@ class Changes:
 
 
 def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[str]:
-    """Why `new` may not go on where `old` stopped. Allowed differences are logged."""
+    """Return why `new` may not continue where `old` stopped. Allowed differences are logged."""
     if old.manifest.job != new.manifest.job:
         return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
     found = changes(old, new)

@@ -72,7 +72,7 @@ class RunDir:
         return run
 
     def check_resume(self, resolved: Resolved, manifest: Manifest) -> list[str]:
-        """Why this run may not go on with that configuration and manifest; empty for a fresh directory."""
+        """Return why this run may not continue with that configuration and manifest; empty for a fresh directory."""
         if not self.resumed:
             return []
         old = RunState.read(self.path)
@@ -84,7 +84,7 @@ class RunDir:
         """Write configuration, overrides and manifest; attempts of earlier processes are kept before this one's."""
         if self.resumed:
             earlier = read_manifest(self._manifest_path)
-            if not self._is_another:  # trackers would go on with the steps of the earlier one
+            if not self._is_another:  # trackers would continue the steps of the earlier one
                 manifest.id = earlier.id or manifest.id
             manifest.attempts = [*earlier.attempts, *manifest.attempts]
         if resolved.config.run.private:

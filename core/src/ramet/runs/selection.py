@@ -17,7 +17,7 @@ from ramet.data.benchmarks import PREFIX, benchmark_of, is_benchmark
 from ramet.io.atomic import write_file
 
 FILE = "selection.json"  # in the folder of a model
-TEST = "test"  # the split that `ramet eval` reads unless told otherwise
+TEST = "test"  # the split that `ramet eval` reads unless set otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

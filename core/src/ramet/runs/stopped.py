@@ -95,7 +95,7 @@ def write_stderr(text: str) -> None:
 
 @contextmanager
 def resumable(resolved: Resolved, name: str) -> Iterator[None]:
-    """Log the command that resumes the run if a signal ends the block, or what is mended outside of the configuration:
+    """Log the command that resumes the run if a signal ends the block, or what is fixed outside of the configuration:
     a lost worker, a full disk. What a resume would only meet again (a mistake, a defect) passes without it.
     """
     try:

@@ -6,7 +6,7 @@ Trainer saves the scheduler, the random states and its own state; the rest depen
     zero*    latest, and in the folder that it names DeepSpeed's `*_states.pt`, most of them one per rank
     fsdp     pytorch_model_fsdp_0/ and optimizer_0/, written by torch.distributed.checkpoint
 
-All but safetensors are zip files or hold zip files, whose checksums tell of every byte.
+All but safetensors are zip files or hold zip files, whose checksums cover every byte.
 
 Trainer writes into the final folder and `trainer_state.json` last, so a kill leaves a folder that looks like a
 checkpoint and is none; and a rank may be killed when the first one has written that file. A power loss can leave any
@@ -113,7 +113,7 @@ def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftLayout:
-    """Who shards, and over how many ranks. Only a training of the same layout can go on from a checkpoint."""
+    """How a checkpoint is sharded, over how many ranks. Only a training of the same layout can continue from it."""
 
     strategy: Strategy = Strategy.NONE
     workers: int = 1

@@ -1,4 +1,4 @@
-"""`ramet sft`: check everything, encode, train, leave a model folder. A run that was killed goes on where it was.
+"""`ramet sft`: check everything, encode, train, leave a model folder. A run that was killed continues where it was.
 
 Without a strategy the training runs in this process. With one it runs in ranks, which this process starts on its
 machine and watches; started by torchrun, this process is one of the ranks.

@@ -39,7 +39,7 @@ from ramet.tracking.log import harmless
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.1
-SETTLE_S = 3.0  # for the others to fail too, when one has: the cause is told from its consequences
+SETTLE_S = 3.0  # for the others to fail too, when one has: the cause is separated from its consequences
 KILL_S = 30.0  # for the kernel to end a killed process
 HOST = "127.0.0.1"
 

@@ -95,7 +95,7 @@ def _new_folder(folder: Path) -> Path:
         with naming(folder):
             (made / MARKER).write_text("{}\n", encoding="ascii")
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)  # without the mark nobody would ever delete it
+        shutil.rmtree(made, ignore_errors=True)  # without the mark it would never be deleted
         raise
     return made
 
@@ -111,7 +111,7 @@ def _remove(folder: Path) -> None:
 
 
 def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gathered weights no longer tell by their memory which of them are tied, that is, stored once."""
+    """Gathered weights no longer show by their memory which of them are tied, that is, stored once."""
     tied = model.all_tied_weights_keys
     return {name: weight.to(model.dtype) for name, weight in weights.items() if name not in tied}
 
@@ -123,7 +123,7 @@ def write_summary(run: Path, summary: Summary) -> None:
 def finished_training(run: Path) -> Summary | None:
     """The summary of a finished training whose model is where it was written, None if there is none.
 
-    Raises `ConfigError` for a file that is no summary.
+    Raises `ConfigError` for a file that is not a summary.
     """
     try:
         done = read_summary(run)

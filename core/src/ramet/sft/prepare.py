@@ -50,7 +50,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSft:
-    """What the training needs, and what the summary tells about the data."""
+    """What the training needs, and what the summary says about the data."""
 
     examples: list[Example]
     counts: RowCounts
@@ -78,7 +78,7 @@ _Readable: TypeAlias = _ReadsText | _ReadsMessages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSft:
-    """What is encoded, and how, once everything that `ramet sft` is told was checked."""
+    """What is encoded, and how, once all options of `ramet sft` were checked."""
 
     conversations: list[Conversation]  # that are trained on, if they are not too long
     report: TraceReport
@@ -89,7 +89,7 @@ class CheckedSft:
 
 
 def prepare(resolved: Resolved) -> PreparedSft:
-    """Check everything that `ramet sft` is told, then encode. Raises `ConfigErrors` with every problem found."""
+    """Check all options of `ramet sft`, then encode. Raises `ConfigErrors` with every problem found."""
     return encode_checked(resolved.config, check_sft(resolved))
 
 
@@ -173,7 +173,7 @@ def check_out(config: Config) -> list[str]:
         return [f"sft.out: {str(out)!r} is there already, and not written by `ramet sft`; give a new folder"]
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        return [f"sft.out: {str(out)!r} cannot be made, because {str(parent)!r} is no folder that can be written to"]
+        return [f"sft.out: {str(out)!r} cannot be made, because {str(parent)!r} is not a folder that can be written to"]
     return []
 
 
@@ -187,7 +187,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
         if step is None:
             problems.append(
                 f"rollout_step: {config.rollout_step.name!r} cannot read traces (it has no `read` and `result`), so "
-                "what the policy writes cannot be told from what is inserted; choose a step that can, such as 'tags'"
+                "what the policy writes cannot be separated from what is inserted; choose a step with both, as 'tags'"
             )
     except RametError as error:
         problems.append(str(error))

@@ -21,7 +21,7 @@ from ramet.types import Tracker
 
 
 class SftProgress(TrainerCallback):
-    """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it.
+    """Hands Trainer's numbers to the trackers, stops at a loss that is not a number, and when a signal asks for it.
 
     Trainer calls the `on_…` methods; `parts` is called by the thread that draws.
     """
@@ -31,12 +31,12 @@ class SftProgress(TrainerCallback):
         self._config = config
         self._signals = signals
         self._world = world
-        self._last: tuple[float, int] | None = None  # when the trackers were told, and after which step
+        self._last: tuple[float, int] | None = None  # when the trackers got values, and after which step
         self._began = self._ended = (0.0, 0)  # when this process began and its last step ended, and after which step
         self._total = 0  # steps; 0: the training has not begun
         self._batches = 0  # of the current step that are done
         self._of = 1  # micro-batches of the current step
-        self._fed = [0.0, 0.0]  # tokens and positions of this rank since the trackers were told
+        self._fed = [0.0, 0.0]  # tokens and positions of this rank since the trackers got values
         self._loss = torch.zeros(())  # this rank's part, of the steps since the last checkpoint
 
     def parts(self) -> list[Part]:

@@ -52,7 +52,7 @@ class RankInputs:
         )
 
     def save(self, file: Path) -> None:
-        """A pickle runs code where it is read: the file is new, no link, and nobody else's to read or write."""
+        """A pickle runs code where it is read: the file is new, not a link, and no other user may read or write it."""
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with naming(file), open(handle, "wb") as opened:
             pickle.dump(self, opened)

@@ -68,7 +68,7 @@ def _check_workers(config: Config, launched: World | None) -> list[str]:
         return []
     missing = missing_variables()
     if missing:
-        return [f"WORLD_SIZE={launched.size}: whoever started this process did not set {', '.join(missing)}"]
+        return [f"WORLD_SIZE={launched.size}: the launcher of this process did not set {', '.join(missing)}"]
     if strategy is Strategy.NONE:
         return [
             f"sft.strategy=none: trains in one process, but WORLD_SIZE={launched.size}; allowed with several: {SPREAD}"

@@ -45,7 +45,7 @@ class TraceReport:
         return len({(problem.file, problem.row) for problem in self.problems})
 
     def warnings(self) -> list[str]:
-        """What is no fault of a row, in whole lines."""
+        """Return what is not a fault of a row, as lines."""
         found = [_unmasked(self.unmasked)] if self.unmasked else []
         if self.unanswered:
             found.append(f"traces without an answer, which most others have: {rows_in_words(self.unanswered)}")

@@ -127,8 +127,8 @@ class _Trainer(Trainer):
         self._progress = progress
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As Trainer's, without its way of deleting old ones, and not after a loss that is no number: a resume would go
-        on from it. An `OSError` names the checkpoint.
+        """As Trainer's, without its way of deleting old ones, and not after a loss that is not a number: a resume would
+        go on from it. An `OSError` names the checkpoint.
         """
         self._progress.check_before_save(self.state.global_step)
         folder = Path(str(self.args.output_dir))
@@ -186,7 +186,7 @@ class _Passes(TrainerCallback):
 
 def _is_no_comparison(record: logging.LogRecord) -> bool:
     """Trainer warns where settings differ from those of a checkpoint, which it would take. Here ours count, and what
-    changed was told when the run directory was checked.
+    changed was logged when the run directory was checked.
     """
     return "do not match the ones in the `trainer_state.json`" not in str(record.msg)
 
@@ -254,7 +254,7 @@ def train(
 
 
 def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
-    """The checkpoint to go on from. Raises `ConfigError` for one that has more steps than this training."""
+    """Return the checkpoint to continue from. Raises `ConfigError` for one that has more steps than this training."""
     finish_deleting(run / CHECKPOINTS)
     checkpoint = newest_complete(run / CHECKPOINTS, SftLayout.of(config))
     resumed = step_of(checkpoint)

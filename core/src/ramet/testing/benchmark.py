@@ -94,7 +94,7 @@ def _load(benchmark: Benchmark, split: str, limit: int | None) -> list[Task]:
 
 def _check_task(task: Task, split: str) -> None:
     expect(isinstance(task, Task), f"split {split!r}: load gave {type(task).__name__}, not Task")
-    expect(bool(task.id) and isinstance(task.id, str), f"split {split!r}: id {task.id!r} is no name")
+    expect(bool(task.id) and isinstance(task.id, str), f"split {split!r}: id {task.id!r} is not a name")
     expect(task.question.strip() != "", f"task {task.id!r} asks nothing: its prompt has no user message")
     expect(not isinstance(task.answer, str), f"task {task.id!r}: answer is a string, give a tuple of gold answers")
     expect(any(answer.strip() for answer in task.answer), f"task {task.id!r} has no gold answer")

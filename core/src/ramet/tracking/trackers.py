@@ -133,7 +133,7 @@ def _what(error: Exception) -> str:
 
 
 def _check(name: str, config: Config) -> list[str]:
-    """Raises `ConfigError` for a name that nobody offers, and `PluginError` for one that cannot be imported."""
+    """Raises `ConfigError` for a name that no package offers, and `PluginError` for one that cannot be imported."""
     if name not in OWN_TRACKERS:
         extension(TRACKERS, name, OWN_TRACKERS).load()
     elif name in EXTRAS and importlib.util.find_spec(name) is None:

@@ -193,7 +193,7 @@ def _no_signal(groups: Sequence[ScoredGroup]) -> float:
 
 
 def gives_signal(group: ScoredGroup, by: Collection[str] = ()) -> bool:
-    """Whether its rollouts can be told apart: two valid rewards that differ, or rewards of single tokens.
+    """Whether its rollouts can be distinguished: two valid rewards that differ, or rewards of single tokens.
 
     `by`: two scores of one of these rewards that differ, where they apply (`rewards.NAME.resample`).
     """

@@ -102,7 +102,7 @@ class Loop:
         self.step_rollouts = self._step_rollouts(run)
 
     def _step_rollouts(self, run: TrainRun) -> StepRollouts:
-        """They go on where the state's draws ended."""
+        """Continue the draws where the state's ended."""
         train, state, tasks, sampler = self.config.train, run.state, run.prepared.tasks, run.prepared.sampler
         if state.sampler:
             sampler.restore(state.sampler)
@@ -185,8 +185,9 @@ class Loop:
         return played, metrics, None
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. As soon as a group fails that a later step would take, the run cannot go on: `work` is
-        cancelled then, and the group's error raised. A run that is to stop needs no more groups: it saves what it has.
+        """What `work` returns. As soon as a group fails that a later step would take, the run cannot continue: `work`
+        is cancelled then, and the group's error raised. A run that is to stop needs no more groups: it saves what it
+        has.
         """
         task, failed = asyncio.ensure_future(work), asyncio.ensure_future(self.step_rollouts.failed())
         try:
@@ -219,7 +220,7 @@ class Loop:
 
     async def _validate_again(self) -> None:
         """What a stop left out, or what came before `train.keep_best` was set: otherwise the checkpoint that this run
-        goes on from could not be the best.
+        continues from could not be the best.
         """
         step, checkpoints = self.state.step, self.saver.checkpoints
         if not (step and checkpoints.keep_best and self.validation.is_due(step)) or checkpoints.score(step) is not None:
@@ -230,7 +231,7 @@ class Loop:
             checkpoints.add_score(step, score)
 
     async def _validate(self, step: int) -> dict[str, float]:
-        """Alone, so that its counts and those of the steps can be told apart."""
+        """Validate alone, so that its counts do not mix with those of the steps."""
         async with self.step_rollouts.paused():
             with self.progress.doing("validation"):
                 return await self.validation(step)

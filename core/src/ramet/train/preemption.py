@@ -1,4 +1,4 @@
-"""A run that is asked to stop by SIGTERM (preemption) or SIGINT (Ctrl-C) ends at a state that it can go on from.
+"""A run that is asked to stop by SIGTERM (preemption) or SIGINT (Ctrl-C) ends at a state that it can continue from.
 
 Weights change in the update alone. So what runs before the update of a step is dropped, and the state after the step
 before it, which is still in memory, is saved; an update that has begun is completed, and its step is saved. A second

@@ -1,8 +1,8 @@
 """The groups of a run from whose rollouts later steps may start (`Need.PREFIXES`).
 
-Of each task the newest group is kept whose rewards differed: from its rollouts it can be told what leads where. A step
+Of each task the newest group is kept whose rewards differed: its rollouts show what leads where. A step
 sees the groups of the steps before it; those of a step come in when it is done, so what a checkpoint holds is what the
-next step sees, and a resumed run goes on exactly. All together hold at most `train.stored_prefix_tokens`; the oldest
+next step sees, and a resumed run continues exactly. All together hold at most `train.stored_prefix_tokens`; the oldest
 groups go first.
 """
 

@@ -56,6 +56,6 @@ def record_validation(folder: Path, step: int, records: Sequence[GroupRecord]) -
 
 
 def _write(folder: Path, path: Path, records: Sequence[GroupRecord]) -> None:
-    if not folder.is_dir():  # half a directory that is made anew could not be resumed
+    if not folder.is_dir():  # half a directory that is made again could not be resumed
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     write_records(path, records)

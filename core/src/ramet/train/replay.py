@@ -216,7 +216,7 @@ class _Replay:
         tracker.log(step, metrics | clock.metrics())
 
     async def _save(self, ranks: Ranks) -> Path:
-        """A checkpoint as the run's own, from which training can go on."""
+        """A checkpoint as the run's own, from which training can continue."""
         await ranks.call(PolicyRank.stage)
         checkpoints = Checkpoints(self.run_dir.checkpoints, keep=self.config.train.keep_checkpoints)
 

@@ -1,6 +1,6 @@
 """When a run saves itself, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
 
-The state is copied aside first and written by a thread. With `train.async_save` the run goes on meanwhile, and
+The state is copied aside first and written by a thread. With `train.async_save` the run continues meanwhile, and
 learns of a failure at a later step.
 """
 
@@ -44,7 +44,7 @@ class Saver:
 
     async def save_if_due(self, step: int, score: CheckpointScore | None) -> None:
         """Every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned of, and
-        the run goes on to the next.
+        the run continues to the next.
 
         Raises `CheckpointNotWritten` if the one before failed too, or none comes after it.
         """

@@ -40,8 +40,8 @@ class AdvantageInputs:
     """One step's trainable rollouts. Groups with fewer valid members than the estimator needs were left out before.
 
     `node_ids` distinguish tokens, not values: two rows have the same number at a position exactly where their rollouts
-    share the token itself, by a fork, also if the rollout that it was forked from is masked and so is no row. Turns are
-    counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. States have the numbers of the names that the
+    share the token itself, by a fork, also if the rollout that it was forked from is masked and so is not a row. Turns
+    are counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. States have the numbers of the names that the
     environment gives them (`Environment.state_key`); a first turn without a name has that of its first observation
     (`begin`), equal where the tokens are.
     """

@@ -45,7 +45,7 @@ class Benchmark(Protocol):
 
     def load(self, split: str, limit: int | None) -> Iterable[Task]:
         """Tasks in a fixed order. Raises `ConfigError` for an unknown split or missing data, the latter `from` a
-        `FileNotFoundError`, by which `ramet benchmarks validate` tells data that is not here from data that is wrong.
+        `FileNotFoundError`, by which `ramet benchmarks validate` distinguishes missing data from wrong data.
         """
         ...
 

@@ -94,7 +94,7 @@ class ToolRecord:
 class Fault:
     """Why a rollout is masked: what failed (`tool:python`, `engine`, `reward:math`, `deadline`) and its message.
 
-    `plugin:` before it (`plugin:step`, `plugin:state:python`) says that a plugin has a defect, which no retry mends.
+    `plugin:` before it (`plugin:step`, `plugin:state:python`) says that a plugin has a defect, which no retry fixes.
     """
 
     where: str

@@ -16,8 +16,8 @@ class Stateful(Protocol[S]):
 
     `forks` says what a fork of the rollout gets:
 
-    * `copy`: `fork(state)` as it was at the fork point. A fork is decided while its parent goes on, so the core copies
-      a state before the parent's next stateful call.
+    * `copy`: `fork(state)` as it was at the fork point. A fork is decided while its parent continues, so the core
+      copies a state before the parent's next stateful call.
     * `replay`: a fresh state is opened, the recorded calls of the shared prefix are made again, and what they return is
       compared with the record; a difference masks the fork as infrastructure.
     * `none`: the state cannot be forked. Refused before the start if the branch policy can fork.
@@ -53,7 +53,8 @@ class Limiter(Protocol):
         ...
 
     async def pause(self, seconds: float, *, reason: str = "", slower: bool = False) -> None:
-        """Let nobody through for so long: the service asked all callers to wait (a 429 with Retry-After), or is down.
+        """Let no caller through for so long: the service asked all callers to wait (a 429 with Retry-After), or is
+        down.
 
         `reason` is the text of the errors that `wait` raises meanwhile. `slower` halves the rate afterwards, which
         recovers when this is not asked again: it doubles every minute, up to what it was.

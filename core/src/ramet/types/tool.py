@@ -11,7 +11,7 @@ from ramet.types.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSchema:
-    """What the model is told. `parameters` is a JSON schema of type object."""
+    """The description that the model reads. `parameters` is a JSON schema of type object."""
 
     name: str  # an identifier; also the tag in the `tags` step
     description: str

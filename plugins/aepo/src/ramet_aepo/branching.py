@@ -7,7 +7,7 @@ The first rollout of a group is the probe. When it has ended, H_root is the mean
 H_tool the mean, over its turns after a tool result, of the same; their difference is scaled (`root_scale`). Nothing is
 forked before that, since m says how much budget there is for forks; then every turn that the probe and the rollouts
 started with it have sampled is decided on, earlier turns first, and later ones as they come. The probe is kept as one
-of the m. A probe that called no tool, or that was masked, tells nothing about tools: the difference is 0, and half of
+of the m. A probe that called no tool, or that was masked, says nothing about tools: the difference is 0, and half of
 the budget are roots.
 
 `change` is ARPO's, of a turn against the first turn of the rollout's root (`ramet.entropy_change`). l counts branch

@@ -20,7 +20,7 @@ class Rule(StrEnum):
 class Budget(StrEnum):
     """Who may use the budget that the roots left."""
 
-    SHARED = "shared"  # whoever asks first
+    SHARED = "shared"  # the first to ask
     PER_ROOT = "per_root"  # each root and its forks have an equal share
 
 
@@ -51,7 +51,7 @@ class ArpoConfig:
     tau: float = 0.5  # threshold of the score; equal to alpha: every rise forks, whatever beta and normalizer are
     branches: int = 1  # Z, forks per decision (beam size)
     max_forks_per_root: int | None = None  # of a root and all that descend from it; null: as the budget allows
-    budget: Budget = Budget.SHARED  # who may use what the roots left: whoever asks first, or each root its share
+    budget: Budget = Budget.SHARED  # who may use what the roots left: the first to ask, or each root its share
     normalizer: EntropyScale = SCALE  # how the change of entropy is scaled
 
     @property

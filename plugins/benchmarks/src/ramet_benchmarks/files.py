@@ -96,11 +96,11 @@ def _check(config: FilesConfig) -> None:
         problems.append(f"metrics holds {JUDGE!r}, which is the metric of judge.ask; choose another name")
     problems += [
         f"metrics.{metric} is {reward}, which asks a server: set judge.ask=true and judge.server, which makes the "
-        f"metric {JUDGE!r} of it; then what it cannot judge is counted, and a replay asks nobody"
+        f"metric {JUDGE!r} of it; then what it cannot judge is counted, and a replay asks no judge"
         for metric, reward in config.metrics.items()
         if reward == "llm_judge"
     ]
-    problems += [f"options has {name!r}, which is no metric; metrics: {', '.join(config.metrics) or 'none'}"
+    problems += [f"options has {name!r}, which is not a metric; metrics: {', '.join(config.metrics) or 'none'}"
                  for name in config.options if name not in config.metrics]  # fmt: skip
     problems += [f"limits.{tool}={n}: must be at least 0" for tool, n in config.limits.items() if n < 0]
     if config.prompt is not None and "{question}" not in config.prompt:
@@ -135,7 +135,7 @@ def _keys_without(path: Path, column: str) -> list[str]:
             if column in row:
                 return []
             keys |= dict.fromkeys(row)
-    except ConfigError:  # is told where the tasks are read, with its row
+    except ConfigError:  # is raised where the tasks are read, with its row
         return []
     return list(keys)
 

@@ -105,7 +105,7 @@ def hub_rows(hub: HubData, split: str, option: str) -> Iterator[Row]:
         from datasets import load_dataset
     except ImportError as error:
         raise ConfigError(
-            f"{option}: {hub.name!r} is no local file or folder; to load it from the hub install "
+            f"{option}: {hub.name!r} is not a local file or folder; to load it from the hub install "
             f"`ramet-benchmarks[hub]`, {instead}"
         ) from error
     number = 0

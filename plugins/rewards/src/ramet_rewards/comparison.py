@@ -2,7 +2,7 @@
 
 Words and plain numbers are compared here; the rest goes to math-verify, in a process with a limit of CPU time. What an
 answer does to the comparison is the model's doing: beyond the bounds of `bounds`, unreadable or too expensive, it is
-wrong, and counted. Only what the host did (a process killed or starved) is no verdict (None).
+wrong, and counted. Only what the host did (a process killed or starved) is not a verdict (None).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One formula can keep a computer algebra system busy for ever, and a policy may find that in every rollout of a step.
 Each of these answers is wrong: it is the model's doing, and "not judged" would be its way out of the training. Where
 they are few, each has its full time. Once they have cost `budget_s`, an answer has `SHORT_S`, which is several times
-what formulas take; one that needs longer is wrong then, whoever wrote it. The budget fills up again with time.
+what formulas take; one that needs longer is wrong then, without exception. The budget fills up again with time.
 """
 
 from __future__ import annotations

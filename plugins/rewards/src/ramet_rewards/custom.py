@@ -1,4 +1,4 @@
-"""`custom`: a function of your own, in a file, without a package. Two forms are told apart by the parameters:
+"""`custom`: a function of your own, in a file, without a package. The parameters decide between two forms:
 
     compute_score(data: list[dict]) -> list[float]                              one call a group
     compute_score(data_source, solution_str, ground_truth, extra_info) -> float   one call a rollout, by keyword
@@ -6,7 +6,8 @@
 A dict is `{"output", "answer", "data_source", "extra_info"}`. A score may also be a dict with `score`, whose other
 numbers are logged as parts, or None: not judged. The function may be async. It runs in a process of its own, in its
 main thread, so it may compute for long and use signals. What it raises, and what takes longer than `timeout_s`, is not
-judged. The file is read when the run begins: it may be edited while the run goes on, which changes none of its scores.
+judged. The file is read when the run begins: it may be edited while the run continues, which changes none of its
+scores.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _file(config: CustomConfig) -> tuple[Path, str]:
         source = importlib.util.decode_source(path.read_bytes())
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"rewards.custom.params.path: {path} is no Python: {error}") from error
+        raise ConfigError(f"rewards.custom.params.path: {path} is not Python: {error}") from error
     _check_form(path, tree, config.function)
     return path, source
 

@@ -60,7 +60,7 @@ def _load(path: Path, source: str, name: str) -> Callable[..., Any]:
         raise UnusableFile(f"{path} has no function {name!r}; it has: {', '.join(there) or 'none'}")
     try:
         _takes_list(found)
-    except (TypeError, ValueError) as error:  # some functions of C tell no parameters
+    except (TypeError, ValueError) as error:  # some functions of C have no signature
         raise UnusableFile(f"{path}: {name}: {error}") from error
     function: Callable[..., Any] = found
     return function

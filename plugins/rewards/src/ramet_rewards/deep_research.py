@@ -1,4 +1,4 @@
-"""`deep_research`: the hierarchical reward of ARPO and AEPO (arXiv 2507.19849, section 3.3), mended.
+"""`deep_research`: the hierarchical reward of ARPO and AEPO (arXiv 2507.19849, section 3.3), corrected.
 
     bad_format              the format is broken
     0                       it is right, and so is nothing of the answer

@@ -1,6 +1,6 @@
 """`format`: did the policy keep to the tags, and end with an answer?
 
-Only what the policy sampled is looked at, so no tool result can spoil or mend the format.
+Only what the policy sampled is looked at, so no tool result can spoil or repair the format.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ class Gsm8k:
 
 
 def gold_number(gold: str) -> Fraction:
-    """Raises `ConfigError` for a gold answer that is no number."""
+    """Raise `ConfigError` for a gold answer that is not a number."""
     found = number(final(gold.rpartition("####")[2]))
     if found is None:
-        raise ConfigError(f"the gold answer {gold[-60:]!r} is no number, and does not end in #### and one")
+        raise ConfigError(f"the gold answer {gold[-60:]!r} is not a number, and does not end in #### and one")
     return found
 
 

@@ -1,7 +1,7 @@
 """What a judge is asked, and how its reply is read. A prompt is never changed: a better one gets a name of its own.
 
 The verdict is the last line of the reply, `VERDICT: correct` or `VERDICT: incorrect`, and no other line is one.
-Anything else is no verdict: a refusal, two verdicts, talk after it, another language.
+Anything else is not a verdict: a refusal, two verdicts, talk after it, another language.
 """
 
 from __future__ import annotations

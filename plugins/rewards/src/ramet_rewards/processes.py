@@ -32,7 +32,7 @@ OF_THE_REQUEST = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS,
 
 
 class Lost(Exception):
-    """There is no result. `by_request`: what was asked ended the process."""
+    """A request without result. `by_request`: what was asked ended the process."""
 
     def __init__(self, message: str, *, by_request: bool) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ def end_with(client: socket.socket) -> None:
     Called in the process. The other end closes when the process that asks has ended, however that happened.
     """
     hung_up = select.poll()
-    hung_up.register(client.fileno(), 0)  # an end that is closed is always told
+    hung_up.register(client.fileno(), 0)  # a closed end is always reported
 
     def wait() -> None:
         hung_up.poll()
@@ -152,7 +152,7 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, line: str, deadline_s: float) -> Any:
-        """Raises OSError or EOFError without a result; then `ended_by_the_request` tells why and ends the process.
+        """Raises OSError or EOFError without a result; then `ended_by_the_request` says why and ends the process.
 
         `_CopyEnded`: there is none either, and the process serves on.
         """

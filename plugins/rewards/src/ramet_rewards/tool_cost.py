@@ -1,7 +1,7 @@
 """`tool_cost`: what a rollout's tool calls cost, as a reward of 0 or less.
 
 A call that failed costs as much as one that ran: the policy asked for both. Calls of a shared prefix belong to every
-rollout that goes on from it.
+rollout that continues it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class PythonConfig:
     memory_mb: int = 512  # what one program may allocate above the interpreter itself
     slots: int = 4  # programs that run at the same time
     queue_timeout_s: float = 40.0  # wait for a free slot before the call counts as our failure
-    max_stdout_kb: int = 64  # kept and shown; the rest is cut, and the text tells so
+    max_stdout_kb: int = 64  # kept and shown; the rest is cut, and the text says so
     max_stderr_kb: int = 16
     max_output_kb: int = 4096  # a program that writes more is stopped
     max_file_mb: int = 16  # size of one file that a program writes

@@ -90,7 +90,7 @@ class KeptStates:
             forked = asyncio.create_task(self._ask(state, {"fork": state.id, "to": copy.id}))
             try:
                 await self._undisturbed(forked)
-            except asyncio.CancelledError:  # nobody will close what is made all the same
+            except asyncio.CancelledError:  # otherwise what is made all the same stays open
                 self._keep_running(asyncio.create_task(self._close_forked(forked, copy)))
                 raise
             except BaseException:
@@ -139,7 +139,7 @@ class KeptStates:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited was told; a cancelled caller does not want to know
+            task.exception()  # a waiting caller got the error; a cancelled caller does not want to know
 
     async def _ask(
         self, state: KeptState, request: dict[str, Any], patient: bool = False

@@ -48,7 +48,7 @@ class Sandbox:
         raise InfraError(f"the python tool failed {ATTEMPTS} times, last with {result.status}: {result.stderr}")
 
     async def aclose(self) -> None:
-        """End everything, running calls too. A later call starts anew."""
+        """End everything, running calls too. A later call starts a new worker."""
         for idle in self._take_idle():
             idle.close()
         await self.slots.close()

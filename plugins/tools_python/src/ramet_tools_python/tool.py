@@ -114,7 +114,7 @@ class KeepingPythonTool(_Interpreter[KeptStates]):
         code = _code(call)
         if call.state is not None:
             return _as_tool_result(await self.run(code, call.state))
-        state = await self.open()  # called outside a rollout: variables that nobody can ask for again
+        state = await self.open()  # called outside a rollout: variables that no later call can reach
         try:
             return _as_tool_result(await self.run(code, state))
         finally:

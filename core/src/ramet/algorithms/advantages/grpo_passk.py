@@ -3,7 +3,7 @@
     A_best = (s_best - s_second) / (std + eps)        all others 0
 
 It is the leave-one-out advantage of the group's best score, which is what pass@k counts: without the best rollout the
-best score would be the second. A tie for the best gives nobody an advantage.
+best score would be the second. In a tie for the best no rollout gets an advantage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time steps of a rollout, and discounted sums over them.
 
-A time step is a *sampled* token: what a tool inserted is no action, so a tool result is not discounted, however long. A
-rollout's reward is added at its last sampled token, and a token reward on an inserted token at the action that led
-there: the last sampled token before it.
+A time step is a *sampled* token: what a tool inserted is not an action, so a tool result is not discounted, however
+long. A rollout's reward is added at its last sampled token, and a token reward on an inserted token at the action that
+led there: the last sampled token before it.
 
 Shapes: N rollouts, T response tokens, K time steps; K <= T, since only sampled tokens are steps.
 """

@@ -4,8 +4,8 @@
     A    = [(V(n) - V(root)) + (V(n) - V(parent))] / sqrt(number of leaves below n)
 
 A node is a stretch of tokens that the same rollouts share; the root is the prompt, whose value is 0 by the
-leave-one-out scores. A rollout without forks is one node below the root: A = 2 s'. Nodes are told from `node_ids`, so
-any branch policy may have grown the tree.
+leave-one-out scores. A rollout without forks is one node below the root: A = 2 s'. Nodes are identified by `node_ids`,
+so any branch policy may have grown the tree.
 """
 
 from __future__ import annotations

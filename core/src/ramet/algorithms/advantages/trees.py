@@ -1,6 +1,6 @@
-"""Trees of a group, told from `node_ids` alone: rollouts are of one tree where they share their first token.
+"""Trees of a group, identified by `node_ids` alone: rollouts are of one tree where they share their first token.
 
-So forks of a rollout that is masked, and is no row, are still of one tree.
+So forks of a rollout that is masked, and is not a row, are still of one tree.
 """
 
 from __future__ import annotations

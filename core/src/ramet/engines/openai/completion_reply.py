@@ -59,7 +59,7 @@ def _ids(given: Any, request: Request) -> array[int]:
     try:
         return array("i", given)
     except (TypeError, OverflowError) as error:
-        raise InfraError(f"request {request.id!r}: the server's token_ids are no token ids: {error}") from error
+        raise InfraError(f"request {request.id!r}: the server's token_ids are not token ids: {error}") from error
 
 
 def _ended(

@@ -2,7 +2,7 @@
 
 Token ids go in and come out where the server allows it, as vLLM does. Of other servers text is asked: then the ids are
 the tokenizer's, and requests whose ids the text does not give back, or whose number of tokens is another one than the
-server counted, are counted and told.
+server counted, are counted and reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_servers(config: OpenAIEngineConfig) -> list[str]:
-    """Ask every server for its models. Several may fail as long as one answers, which is told."""
+    """Ask every server for its models. Several may fail as long as one answers, which is logged."""
     problems, failures = list[str](), list[str]()
     for url in config.server.urls:
         try:

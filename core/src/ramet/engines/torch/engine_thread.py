@@ -1,6 +1,6 @@
 """The thread that owns the batcher: commands in through a queue, events out to asyncio loops.
 
-While it computes, tools go on. Nothing else touches batcher, cache or weights. Commands that arrive after a weight
+While it computes, tools continue. Nothing else touches batcher, cache or weights. Commands that arrive after a weight
 update wait for it, and the update waits for the requests before it, unless it is one in flight; aborts and releases
 never wait.
 """
@@ -201,7 +201,7 @@ class EngineThread:
 def _call(loop: asyncio.AbstractEventLoop, actions: Sequence[Callable[[], None]]) -> None:
     try:
         loop.call_soon_threadsafe(_run_all, actions)
-    except RuntimeError:  # the loop was closed: nobody waits any more
+    except RuntimeError:  # the loop was closed: no caller waits any more
         logger.debug("dropped %d events of a closed loop", len(actions))
 
 

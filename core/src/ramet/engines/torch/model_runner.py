@@ -49,7 +49,7 @@ class BatchState:
     """What the device knows of every slot: the token to feed, its position, how to sample, and what was sampled.
 
     All tensors have one row per slot. A slot's position is always the number of tokens whose keys and values are valid.
-    So a slot that only pads a batch writes after the end of its own sequence, where nobody looks.
+    So a slot that only pads a batch writes after the end of its own sequence, which is never read.
     """
 
     def __init__(self, slots: int, length: int, vocab_size: int, device: torch.device) -> None:
@@ -192,7 +192,7 @@ class ModelRunner:
         return sampled
 
     def _note_top(self, batch: RunnerBatch, logits: Tensor, draw: Draw, tokens: Tensor) -> None:
-        """Computed for all rows, so that the shape is the same whoever asks."""
+        """Compute it for all rows, so that the shape is the same for every caller."""
         asking = [one for i in batch.top if (one := batch.sequences[i]) is not None and one.wants_top]
         if not asking:
             return

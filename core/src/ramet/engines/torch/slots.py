@@ -1,7 +1,7 @@
 """Whose tokens are in which cache slot: keys, shared prefixes, and which slot may be taken.
 
-A slot is free (nobody's), idle (kept for its key's next request) or busy. Its tokens stay known until it is taken
-anew, so any slot can give its prefix to another request.
+A slot is free (no request's), idle (kept for its key's next request) or busy. Its tokens stay known until it is taken
+again, so any slot can give its prefix to another request.
 
 Deterministic tables share more carefully, because keys and values have the same bits only if they were computed by the
 same sequence of shapes. A request then starts from its own key's slot, from its parent's, or from a slot whose first

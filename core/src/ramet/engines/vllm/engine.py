@@ -138,8 +138,8 @@ class VllmEngine:
     async def begin_update(self) -> None:
         """As `update_weights`, from a sender that holds the weights elsewhere; names and shapes are not checked.
 
-        `receive_chunk` follows for what the sender tells (`weight_transfer.Arriving`), all together the whole model,
-        and `finish_update`.
+        `receive_chunk` follows for what the sender announces (`weight_transfer.Arriving`), all together the whole
+        model, and `finish_update`.
         """
         await self._call(self._service.begin_update(in_flight=self.in_flight))
 
@@ -215,7 +215,7 @@ class VllmEngine:
 class EventLoopThread:
     """An asyncio loop in a thread of its own, from construction until `stop`.
 
-    vLLM goes on streaming while the caller's loop is busy, and the engine may be used from one loop after another.
+    vLLM continues to stream while the caller's loop is busy, and the engine may be used from one loop after another.
     """
 
     def __init__(self, name: str) -> None:
@@ -249,7 +249,7 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     """Call this on a loop of another thread."""
     try:
         loop.call_soon_threadsafe(call)
-    except RuntimeError:  # it was closed: nobody waits any more
+    except RuntimeError:  # it was closed: no caller waits any more
         logger.debug("dropped an event of a closed loop")
 
 

@@ -82,7 +82,7 @@ class VllmService:
         self._seeds = seeds
         self._barrier = UpdateBarrier()
         self._update = AsyncExitStack()  # what the update that is running has entered
-        self._exclusive = asyncio.Lock()  # for what pauses vLLM, changes it, and lets it go on
+        self._exclusive = asyncio.Lock()  # for what pauses vLLM, changes it, and resumes it
         self._fetcher = LogprobFetcher(self._fetch)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._running: dict[str, RunningRequest] = {}

@@ -46,7 +46,7 @@ class UpdateBarrier:
             self.check()
 
     def check(self) -> None:
-        """Let those go on that need not wait any more."""
+        """Resume the requests that need not wait any more."""
         for ready, future in self._waiting:
             if ready() and not future.done():
                 future.set_result(None)

@@ -1,7 +1,7 @@
 """New weights for vLLM's workers, through vLLM's native weight transfer: the receivers, and sending by shared memory.
 
 The flow is the same wherever weights come from: start, receive as often as there is something to, finish with the
-version, and vLLM must then report that version. What differs is what the workers are told to receive:
+version, and vLLM must then report that version. What differs is what the workers receive:
 
 - `host`: a chunk is in shared memory of this machine; it needs no communicator, and works on a CPU, where vLLM's own
   receivers do not;
@@ -55,7 +55,7 @@ class TransferSource(WeightTransferInitInfo):  # type: ignore[misc, unused-ignor
 
 @dataclass
 class Arriving(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
-    """What the workers are told to receive, as `by` understands it."""
+    """A description of what the workers receive, as `by` understands it."""
 
     by: str
     told: dict[str, Any]
@@ -65,7 +65,7 @@ class Receiver(Protocol):
     """In a worker: one way for weights to come."""
 
     def load(self, told: dict[str, Any]) -> None:
-        """Receive what is told and load it into the worker's model; loaded when it returns."""
+        """Receive what is described and load it into the worker's model; loaded when it returns."""
         ...
 
     def finish(self) -> None:
@@ -180,7 +180,8 @@ def rebuilt_handle(values: list[Any]) -> tuple[Any, ...]:
 
 
 def chunks(weights: Iterable[Named], limit: int | None = None) -> Generator[dict[str, Any], None, None]:
-    """What workers of this machine are told, chunk by chunk: each is in shared memory until the next is asked for."""
+    """Yield descriptions for workers of this machine, chunk by chunk: each is in shared memory until the next is
+    asked for."""
     for group in grouped(weights, limit or weight_chunks.CHUNK_BYTES):
         pieces, size = laid_out(group)
         with _segment(size) as segment:
@@ -221,9 +222,9 @@ def _segment(size: int) -> Iterator[SharedMemory]:
 
 
 def _copies(told: dict[str, Any], device: torch.device) -> list[Named]:
-    """Copies, since a layer whose other weights come with the next chunk is loaded then, from memory written anew."""
+    """Return copies: a layer may be loaded with the next chunk, when this memory is already written again."""
     pieces = [Piece(**piece | {"shape": tuple(piece["shape"])}) for piece in told["pieces"]]
-    # No `SharedMemory`: before Python 3.13 whoever opens one has it deleted when it ends, be it killed in the middle of
+    # No `SharedMemory`: before Python 3.13 a process that opened one deletes it as it ends, even if killed during
     # an update (python/cpython#82300), under the hands of the sender and of the other engines.
     with (SHARED / told["segment"]).open("r+b") as file, mmap.mmap(file.fileno(), 0) as segment:
         memory = torch.frombuffer(segment, dtype=torch.uint8)

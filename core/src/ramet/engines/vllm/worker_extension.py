@@ -38,7 +38,7 @@ class LogprobProcessor(LogitsProcessor):  # type: ignore[misc, unused-ignore]
     """Feeds the recorder of the first worker: under tensor parallelism every worker sees the same logits."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        end_with_owner()  # when their owner is killed, nobody ends vLLM's processes (0.32.0), and they compute on
+        end_with_owner()  # when their owner is killed, nothing ends vLLM's processes (0.32.0), and they compute on
         if get_tp_group().world_size > 1:  # otherwise this is the scheduler's process, whose executor has called it
             end_by_parent_alone()
         self._is_first = get_tp_group().rank_in_group == 0

@@ -72,7 +72,7 @@ class Clock:
 
 
 class End(NamedTuple):
-    """`verdict` None: the process ended by itself. `rc` is what it said of its program, where it goes on."""
+    """`verdict` None: the process ended by itself. `rc` is what it said of its program, if it lives on."""
 
     verdict: str | None
     rc: int | None = None

@@ -18,7 +18,7 @@ from . import landlock, namespaces, processes, seccomp
 
 HIGHEST = 3
 NAMESPACES, OWN_USER, ROOT = "namespaces", "own user", "root"
-FIRST_USER, USERS = 60000, 1000  # numbers that belong to nobody on common systems
+FIRST_USER, USERS = 60000, 1000  # numbers that belong to no user on common systems
 _claims: list[socket.socket] = []  # of the user of this process's programs
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 

@@ -65,7 +65,8 @@ class _Walk:
                 os.rmdir(name, dir_fd=self.here)
 
     def _remove_empty(self, name: str) -> bool:
-        """Most of many directories are: one call for each lets nobody make them much faster than they are removed."""
+        """Most of many directories are: one call for each lets no program make them much faster than they are
+        removed."""
         try:
             os.rmdir(name, dir_fd=self.here)
         except OSError:
@@ -82,7 +83,7 @@ class _Walk:
         self.here = there
 
     def _remove_files(self) -> list[str]:
-        """Remove all entries that are no directories; returns the names of those that are."""
+        """Remove all entries that are not directories; returns the names of those that are."""
         with os.scandir(self.here) as listing:
             entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing]
         for name, is_directory in entries:

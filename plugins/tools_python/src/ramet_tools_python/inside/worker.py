@@ -150,7 +150,7 @@ class Worker:
             if copy.fileno() in ready:
                 pid = wire.receive_credentials(copy)
                 if pid is None or pid == self.pid or not processes.is_child(pid):
-                    raise BrokenWorker("what copied itself is no process of the program")
+                    raise BrokenWorker("what copied itself is not a process of the program")
                 self._refuse_threads({self.pid, pid})
                 return pid
             if time.monotonic() > look:
