@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds every wheel and proves, in fresh virtual environments, that each works with the core alone.
+# Builds every wheel and proves, in fresh virtual environments, that each works with the core and what it declares alone.
 #   scripts/check_wheels.sh [--work DIR] [PACKAGE…]      PACKAGE: core, plugins/arpo, …; default: all
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from ramet import ConfigError, plugin_sources
+from ramet.config import compose as composing
+from ramet.plugins import load_plugins
+
 GOOD = """
 from ramet import hookimpl, per_rollout
 
@@ -352,3 +356,32 @@ def register_rewards(register):
     assert healthy.returncode == 0, healthy.stderr
     assert selecting.returncode == 1
     assert "'untyped'" in selecting.stderr and "odd (dist-odd)" in selecting.stderr
+
+
+def test_wheels_of_before_ramet_release_are_one_error_that_says_what_to_install(workspace: Workspace) -> None:
+    """Beside the new core, and where ramet-release is there too."""
+    for name in ("aepo", "arpo"):
+        info = workspace.site / f"ramet_{name}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ramet-{name}\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[ramet]\n{name}_release = ramet_{name}.release\n")
+        (workspace.site / f"ramet_{name}/release").mkdir(parents=True)
+    done = workspace.ramet("plugins")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: too old for this Ramet: ramet-aepo 0.1.0, ramet-arpo 0.1.0; what they had as released is a package of "
+        "its own now: pip install --upgrade ramet-aepo ramet-arpo ramet-release\n"
+    )
+
+
+@pytest.mark.parametrize("key", ["algorithm", "branch_policy"])
+def test_what_only_ramet_release_has_is_an_error_with_its_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_sources, "find_spec", lambda name: None)
+    monkeypatch.setenv("RAMET_BLOCK_PLUGINS", "release")  # as if it were not installed
+    load_plugins.cache_clear()
+    try:
+        with pytest.raises(ConfigError) as caught:
+            composing.compose(["model.path=m", f"{key}=arpo_release"], job="train")
+    finally:
+        load_plugins.cache_clear()
+    assert str(caught.value).startswith(f"{key}: no 'arpo_release'. Install it with: pip install ramet-release. ")

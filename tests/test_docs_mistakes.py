@@ -242,8 +242,9 @@ def arguments(mistake: Mistake, model: Path, root: Path) -> list[str]:
 
 def comparable(line: str) -> str:
     """Entropies differ in their last digit from one CPU to the next; columns of tables are as wide as they must be; a
-    busy machine looks at the event loop a little later.
+    busy machine looks at the event loop a little later; packages have new versions.
     """
+    line = re.sub(r"\((ramet-\w+) [\d.]+\)", r"(\1 #)", line)
     line = re.sub(r"blocked for 1\.\d s", "blocked for # s", line)
     return re.sub(r" {2,}", "  ", re.sub(r"\d+\.\d{2,3}(?=[,)])", "#", line)).strip()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import ramet
+
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "ramet"
 PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "src").is_dir())
@@ -49,6 +51,7 @@ LAYERS = [
     {"__main__", "cli", "testing"},
 ]
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+RELEASE = ROOT / "plugins" / "release" / "src" / "ramet_release"
 HEAVY = {"accelerate", "aiohttp", "numpy", "ray", "torch", "transformers", "vllm"}
 AT_FIRST_USE = ("aiohttp", "core/src/ramet/helpers/openai/http.py")  # its functions import it; test_import_hygiene
 
@@ -237,44 +240,44 @@ def test_components_and_jobs_never_see_omegaconf() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-LOCKSTEP = "ramet.rollout.lockstep."  # no part of the contract: what reproduces released code may know it
-
-
 def _code(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".yaml")]
 
 
-def test_nothing_of_the_rollouts_mentions_the_released_schedule() -> None:
-    rollout = CORE / "rollout"
-    others = [path for path in _code(rollout) if "lockstep" not in path.relative_to(rollout).parts]
-    assert len(others) > 30
-    assert [path.name for path in others if "lockstep" in path.read_text(encoding="utf-8").lower()] == []
-
-
-@pytest.mark.parametrize("name", ["arpo", "aepo"])
-def test_nothing_of_the_plugin_mentions_its_release(name: str) -> None:
-    source = ROOT / "plugins" / name / "src" / f"ramet_{name}"
-    others = [path for path in _code(source) if "release" not in path.relative_to(source).parts]
-    assert len(others) >= 5
-    mention = re.compile(r"lockstep|release\b", re.IGNORECASE)
-    assert [path.name for path in others if mention.search(path.read_text(encoding="utf-8"))] == []
-    assert all(
-        "release" in path.read_text(encoding="utf-8") for path in _code(source / "release") if path.stat().st_size
-    )
+def test_nothing_of_the_core_and_of_other_plugins_mentions_the_released_schedule() -> None:
+    """Of the rollout method that a branch policy names, the core knows the seam (`rollout/method`) alone."""
+    others = [CORE, *(plugin / "src" for plugin in PLUGINS if plugin.name != "release")]
+    mention = re.compile(r"lockstep|in_rounds|ramet_release", re.IGNORECASE)
+    found = [path for folder in others for path in _code(folder) if mention.search(path.read_text(encoding="utf-8"))]
+    assert found == []
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_imports_ramet_from_its_top_and_helpers_only_and_no_other_plugin(plugin: Path) -> None:
+    """`ramet_release` needs internals of the core: one file imports them."""
     own = {path.name for path in (plugin / "src").iterdir()}
     wrong = []
     for path in files(plugin / "src"):
         for found in imports_of(path):
             top = found.module.partition(".")[0]
-            deeper = (
-                found.module.startswith("ramet.")
-                and found.module != "ramet.helpers"
-                and not ("release" in path.relative_to(plugin).parts and found.module.startswith(LOCKSTEP))
-            )
+            public = found.module in ("ramet", "ramet.helpers") or path == RELEASE / "internals.py"
+            deeper = top == "ramet" and not public
             if deeper or (top.startswith("ramet_") and top not in own):
                 wrong.append(f"{found.where} ({found.module})")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_list_of_internals_is_what_the_release_uses() -> None:
+    """None of them twice, none that nothing imports, and nothing that `ramet` itself offers."""
+    tree = ast.parse((RELEASE / "internals.py").read_text())
+    listed = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    listed = [name for name in listed if name not in ("annotations", "TYPE_CHECKING")]
+    used = {
+        alias.name
+        for path in files(RELEASE)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "ramet_release.internals"
+        for alias in node.names
+    }
+    assert sorted(listed) == sorted(used)
+    assert not used & set(ramet.__all__)

@@ -1,5 +1,5 @@
-"""Builds every wheel and proves that each works with the core alone: in fresh virtual environments that hold nothing
-but what the wheel declares, from an empty directory.
+"""Builds every wheel and proves that each works with the core and what it declares alone: in fresh virtual environments
+that hold nothing else, from an empty directory.
 
 Of each: it installs and `pip check` is clean, every public module imports, `ramet plugins` shows it healthy, what it
 offers and its presets compose, and its tests pass. What needs an extra that is not installed must say so by its
@@ -9,6 +9,7 @@ import: it is counted under that extra. Prints one row per package; exit code 1 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from isolated import Result, check
+from isolated import Result, check, project_of
 from wheelhouse import CommandFailed, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,9 +57,17 @@ def every_package() -> list[Path]:
     return [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 
 
+def needed_by(packages: list[Path]) -> list[Path]:
+    """Other plugins of this repository that these declare."""
+    needs = {need for package in packages for need in project_of(package)["dependencies"]}
+    names = {re.split(r"[^\w.-]", need)[0] for need in needs}
+    return [package for package in every_package()[1:] if project_of(package)["name"] in names]
+
+
 def prove(packages: list[Path], work: Path) -> int:
     started = time.monotonic()
-    wheelhouse = build(work, [ROOT / "core", *(p for p in packages if p != ROOT / "core")])
+    others = [p for p in packages if p != ROOT / "core"]
+    wheelhouse = build(work, [ROOT / "core", *others, *(p for p in needed_by(others) if p not in others)])
     print(f"built {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
     slowest_first = sorted(packages, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
     with ThreadPoolExecutor(AT_A_TIME) as pool:

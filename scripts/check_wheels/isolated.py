@@ -39,7 +39,7 @@ class Result:
         )
 
 
-def _project(package: Path) -> dict[str, Any]:
+def project_of(package: Path) -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     return project
 
@@ -50,7 +50,7 @@ def _of_which(counts: dict[str, int], verb: str) -> str:
 
 def check(package: Path, wheelhouse: Wheelhouse, work: Path) -> Result:
     """Never raises for what is wrong with the package: it is in `problems`."""
-    result = Result(package=package, name=_project(package)["name"])
+    result = Result(package=package, name=project_of(package)["name"])
     try:
         _check(result, wheelhouse, work)
     except CommandFailed as error:
@@ -78,7 +78,7 @@ def _empty(folder: Path) -> Path:
 def _look(result: Result, python: Path, empty: Path) -> None:
     listed = json.loads(run([str(python.with_name("ramet")), "plugins", "--json"], cwd=empty, env=clean_environment()))
     own = [info for info in listed if info["distribution"] == result.name]
-    offers = _project(result.package).get("entry-points", {})
+    offers = project_of(result.package).get("entry-points", {})
     if "ramet" in offers and not own:
         result.problems.append("`ramet plugins` does not list it")
     result.problems += [f"plugin {info['name']!r} is BROKEN: {info['broken']}" for info in own if info["broken"]]

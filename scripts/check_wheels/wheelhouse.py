@@ -39,7 +39,8 @@ def build(work: Path, packages: list[Path]) -> Wheelhouse:
     built = work / "built"
     run(pip(builder, "wheel", "--no-build-isolation", "--no-deps", "-w", str(built), *map(str, packages)))
     wheels = {project["project"]["name"]: _wheel(built, project["project"]) for project in projects}
-    run(pip(builder, "wheel", "-w", str(work / "wheels"), *(f"{wheel}[test]" for wheel in wheels.values())))
+    own = ("--find-links", str(built))  # they may need each other
+    run(pip(builder, "wheel", *own, "-w", str(work / "wheels"), *(f"{wheel}[test]" for wheel in wheels.values())))
     return Wheelhouse(folder=work / "wheels", wheels=wheels, builder=builder)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")
-pytest.importorskip("ramet_arpo")
+pytest.importorskip("ramet_release")
 
 
 def test_two_steps_are_trained_by_two_workers(ramet, workspace, tmp_path: Path) -> None:

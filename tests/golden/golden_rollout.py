@@ -1,4 +1,4 @@
-"""Adapters of `rollout.json` and of the release's rules: the lockstep worker with the released branch policies.
+"""Adapters of `rollout.json` and of the release's rules: the lockstep method with the released branch policies.
 
 The values come from a scripted engine and a tokenizer with one token per character, which are set up again here.
 """
@@ -20,14 +20,16 @@ from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishRea
 from ramet.models.encoder import Encoder
 from ramet.plugins import load_plugins
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.lockstep.entropy import segment_entropy
-from ramet.rollout.lockstep.policy import BranchDraw
-from ramet.rollout.lockstep.rows import LockstepRow, n_attended
-from ramet.rollout.lockstep.schedule import LockstepBatch
-from ramet.rollout.lockstep.worker import LockstepWorker
+from ramet.rollout.method import Share
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.steps.tags import Tags
-from ramet.types import CallStatus, Message, StopReason, Task, ToolCall, ToolResult, ToolSchema, user_prompt
+from ramet.rollout.worker import RolloutWorker
+from ramet.types import CallStatus, Group, Message, StopReason, Task, ToolCall, ToolResult, ToolSchema, user_prompt
+from ramet_release.entropy import segment_entropy
+from ramet_release.method import LockstepMethod
+from ramet_release.policy import BranchDraw
+from ramet_release.rows import LockstepRow, n_attended
+from ramet_release.schedule import LockstepBatch
 
 EOS, VOCABULARY = 1, 200
 DEFAULT = [0.9] + [0.01] * 9  # the probabilities of every token whose script names none
@@ -146,6 +148,16 @@ def played(algorithm: str) -> Callable[[Any], list[Any]]:
     return run
 
 
+class Seen(LockstepMethod):
+    """Keeps the last batch as it was played: what training gets of it is cut."""
+
+    last: LockstepBatch
+
+    async def play(self, share: Share) -> list[Group]:
+        self.last = await self.batch(share)
+        return []
+
+
 async def _steps(algorithm: str, config: dict[str, Any], steps: Sequence[dict[str, Any]]) -> list[Any]:
     encoder, tools = cast(Encoder, Characters()), [FakeTool(name) for name in config["tools"]["tool_instances"]]
     draws: list[float] = []
@@ -157,11 +169,14 @@ async def _steps(algorithm: str, config: dict[str, Any], steps: Sequence[dict[st
 
     engine = ScriptedRounds([])
     retries = config["tools"]["retry_count"] - 1
-    worker = LockstepWorker(
+    chosen = policy(algorithm, config)
+    method = Seen(chosen, draw)
+    chosen.rollout_method = lambda: method
+    worker = RolloutWorker(
         engine=engine,
         encoder=encoder,
         step=Tags(TagsConfig()),
-        branch_policy=policy(algorithm, config),
+        branch_policy=chosen,
         tools={tool.name: (tool, ToolConfig(retries=retries)) for tool in tools},
         config=RolloutConfig(
             group_size=config["n"],
@@ -171,7 +186,6 @@ async def _steps(algorithm: str, config: dict[str, Any], steps: Sequence[dict[st
         system_prompt=SystemPrompt.NEVER,
         seed=1,
         deterministic=False,
-        draw=draw,
     )
     found = []
     for number, step in enumerate(steps):
@@ -179,7 +193,8 @@ async def _steps(algorithm: str, config: dict[str, Any], steps: Sequence[dict[st
         for tool in tools:
             tool.replies, tool.log[:] = step.get("replies", {}), []
         tasks = [Task(id=str(i), prompt=user_prompt(text)) for i, text in enumerate(step["prompts"])]
-        batch = await worker.batch(tasks, step=number, plan=plan(config, step.get("meta", {})))
+        await worker.run(tasks, step=number, plan=plan(config, step.get("meta", {})))
+        batch = method.last
         rows = in_order(batch.rows)
         shown_rows = [seen(row, config["response_length"]) for row in rows]
         checked(batch, shown_rows, rows)
@@ -190,7 +205,7 @@ async def _steps(algorithm: str, config: dict[str, Any], steps: Sequence[dict[st
             "tool_log": {tool.name: list(tool.log) for tool in tools},
             "rows": shown_rows,
             "metrics": metrics(rows, [tool.name for tool in tools]),
-            "initial_entropy_dict": {str(place): entropy for place, entropy in worker.base.items()},
+            "initial_entropy_dict": {str(place): entropy for place, entropy in method.base.items()},
         }
         found.append(result)
     return found

@@ -36,13 +36,12 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.keys import RolloutKey, stable_seed
-from ramet.rollout.lockstep.worker import LockstepWorker
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet_arpo.branching import Arpo
 from ramet_arpo.config import ArpoConfig
-from ramet_arpo.release.branching import ArpoRelease
-from ramet_arpo.release.config import ArpoReleaseConfig
+from ramet_release.arpo import ArpoRelease
+from ramet_release.config import ArpoReleaseConfig
 
 CLOCKS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "wall": asyncio.new_event_loop,
@@ -147,7 +146,7 @@ def worker(schedule: str, fixture: Fixture, case: Case, engine: FakeEngine, tool
     }
     if schedule == "lockstep":
         rule = ArpoReleaseConfig(initial_rollouts=case.roots, branch_probability=1.0)
-        return LockstepWorker(branch_policy=ArpoRelease(rule), **given)
+        return RolloutWorker(branch_policy=ArpoRelease(rule), **given)
     return RolloutWorker(
         branch_policy=Arpo(ArpoConfig(initial_rollouts=case.roots, tau=0.6, max_forks_per_root=1)), **given
     )

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from ramet.registry import BUILTIN
 GROUP = "ramet"
 MODULES = "RAMET_PLUGINS"
 PRESETS = "ramet.conf"  # entry points of packages with presets, which may ship nothing else
+# Names that only a package of their own has, and the modules that offered them in earlier wheels of others.
+APART = {"arpo_release": "ramet-release", "aepo_release": "ramet-release", "aepo_softmax": "ramet-release"}
+OUTDATED = {"ramet_arpo.release", "ramet_aepo.release"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,39 @@ def installed_sources() -> Iterator[Source]:
     points = sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0]))
     modules = _names(MODULES)
     blocked = _blocked([*(point.name for point in points), *(p.name for p in entry_points(group=PRESETS)), *modules])
+    points = [point for point in points if point.name not in blocked]
+    _refuse_outdated(points)
     yield core_source()
     for point in points:
-        if point.name not in blocked:
-            yield _entry_point_source(point)
+        yield _entry_point_source(point)
     for module in modules:
         if module not in blocked:
             yield module_source(module, module, f"module {module}")
+
+
+def _refuse_outdated(points: Sequence[EntryPoint]) -> None:
+    """Raise `ConfigError` for wheels of before `APART`: they offer the same names, and need what the core had then."""
+    old = {
+        point.dist.name: point.dist.version
+        for point in points
+        if point.value in OUTDATED and point.dist and Path(str(point.dist.locate_file(_folder(point)))).is_dir()
+    }
+    if old:
+        raise ConfigError(
+            f"too old for this Ramet: {', '.join(f'{name} {version}' for name, version in old.items())}; what they "
+            f"had as released is a package of its own now: pip install --upgrade {' '.join(old)} ramet-release"
+        )
+
+
+def _folder(point: EntryPoint) -> str:
+    return point.value.replace(".", "/")
+
+
+def how_to_install(name: str) -> str:
+    """Return `Install it with: pip install …` for a name of `APART` whose package is absent; otherwise nothing."""
+    package = APART.get(name)
+    is_there = package is None or find_spec(package.replace("-", "_")) is not None
+    return "" if is_there else f"Install it with: pip install {package}"
 
 
 def core_source() -> Source:

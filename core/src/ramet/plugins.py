@@ -23,7 +23,7 @@ from ramet import hookspecs
 from ramet.errors import PluginError
 from ramet.hookspecs import Register
 from ramet.plugin_code import raised_at, written_by_user
-from ramet.plugin_sources import Source, blocked_plugins, core_source, installed_sources
+from ramet.plugin_sources import Source, blocked_plugins, core_source, how_to_install, installed_sources
 from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class Plugins:
 
     def get(self, kind: str, name: str) -> Entry[Any]:
         """The entry of `kind` (a field of `Registries`). Raises `ConfigError` for an unknown name."""
-        entry: Entry[Any] = getattr(self.registries, kind).get(name, self.absent)
+        how = how_to_install(name)
+        entry: Entry[Any] = getattr(self.registries, kind).get(name, f". {how}" if how else self.absent)
         return entry
 
     def give(self, kind: str, name: str, component: Any) -> None:

@@ -215,11 +215,11 @@ class StubEngine(Actor):
         self._log_call("update_weights")
         return version
 
-    async def run_group(
-        self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float, stored: object
-    ) -> Group:
-        self._log_call("run_group")
-        return Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),))
+    async def run_groups(self, tasks: list[Task], *others: object) -> list[Group]:
+        self._log_call("run_groups")
+        return [
+            Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),)) for task in tasks
+        ]
 
     def _log_call(self, what: str) -> None:
         import os
@@ -272,17 +272,17 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
     logged = [r.message.removeprefix("rollout worker 0: ") for r in caplog.records if "on GPUs" in r.message]
     assert [line.partition(" ")[0] for line in logged] == [
         "start",
-        "run_group",
+        "run_groups",
         "sleep",
         "wake_weights",
         "update_weights",
         "wake",
-        "run_group",
+        "run_groups",
         "sleep",
         "wake_weights",
         "update_weights",
         "wake",
-        "run_group",
+        "run_groups",
     ]
     assert order == ["policy rests", *["policy rests", "wake_weights", "wake"] * 2]  # the first before engines start
     [seen] = {line.partition("GPUs ")[2] for line in logged}

@@ -57,9 +57,20 @@ class Stub(Actor):
         logging.getLogger("ramet.stub").info("ready")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
 
-    async def run_group(
-        self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float, stored: GroupRecord | None = None
-    ) -> Group:
+    async def run_groups(
+        self,
+        tasks: list[Task],
+        names: list[str],
+        step: int,
+        plan: RolloutPlan,
+        deadline_s: float,
+        stored: dict[str, GroupRecord],
+    ) -> list[Group]:
+        if len(tasks) > 1:
+            (self.folder / f"share.{'+'.join(names)}").touch()
+        return [await self._group(task, name, stored.get(task.id)) for task, name in zip(tasks, names, strict=True)]
+
+    async def _group(self, task: Task, name: str, stored: GroupRecord | None) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
         first = not any(self.folder.glob(f"{name}.*"))
         began.touch()
@@ -71,15 +82,6 @@ class Stub(Actor):
         stats = {"version": float(self.version), "pid": float(os.getpid()), "stored": stored.step if stored else -1.0}
         rollout = Rollout(id="0", task=task, segments=(), stop=StopReason.END, stats=stats)
         return Group(task=task, rollouts=(rollout,) * 4)
-
-    async def run_share(
-        self, tasks: list[Task], names: list[str], step: int, plan: RolloutPlan, deadline_s: float
-    ) -> list[Group]:
-        groups = [
-            await self.run_group(task, name, step, plan, deadline_s) for task, name in zip(tasks, names, strict=True)
-        ]
-        (self.folder / f"share.{'+'.join(names)}").touch()
-        return groups
 
     async def _do(self, what: str, first: bool) -> None:
         if what == "long":
@@ -225,8 +227,8 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
     assert list(shared.folder.glob("long-0.*.cancelled")), "a run that is given up ends in the workers too"
 
 
-def test_of_a_policy_that_plays_in_rounds_each_worker_is_given_its_share_at_once(shared, monkeypatch):
-    monkeypatch.setattr(shared.rollouts, "_in_rounds", True)
+def test_for_a_rollout_method_each_worker_is_given_its_share_at_once(shared, monkeypatch):
+    monkeypatch.setattr(shared.rollouts, "_method", object())
 
     async def work(rollouts: RayRollouts) -> list[Group]:
         groups = await rollouts.run(tasks("r0", "r1", "r2"), step=1, plan=PLAN)
@@ -235,7 +237,7 @@ def test_of_a_policy_that_plays_in_rounds_each_worker_is_given_its_share_at_once
 
     groups = shared.do(work)
     assert [group.task.id for group in groups] == ["r0", "r1", "r2", "r3"]
-    assert {path.name for path in shared.folder.glob("share.*")} == {"share.r0", "share.r1+r2", "share.r3"}
+    assert {path.name for path in shared.folder.glob("share.*")} == {"share.r1+r2"}
     first, *second = stats(groups[:3], "pid")
     assert second == [second[0]] * 2 and second[0] != first
 
@@ -394,7 +396,7 @@ def test_a_group_that_does_not_come_back_in_time_costs_its_worker(
         await asyncio.wait([running])
 
     with_rollouts(work, workers=1, **seconds)
-    assert re.search(rf"did not finish `run_group` within .* s \({key}\); replacing it", caplog.text)
+    assert re.search(rf"did not finish `run_groups` within .* s \({key}\); replacing it", caplog.text)
 
 
 def test_a_group_may_take_as_long_as_its_rewards_where_they_are_asked_in_its_worker(with_rollouts, monkeypatch):

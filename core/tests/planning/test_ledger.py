@@ -140,8 +140,9 @@ class Engine(Actor):
         if method in ("finish_update", "update_weights"):
             self.version = arguments[-1]
             return self.version
-        if method == "run_group":
-            return Group(task=arguments[0], rollouts=(Rollout(id="0", task=arguments[0], segments=(), stop=STOP),))
+        if method == "run_groups":
+            rollout = partial(Rollout, id="0", segments=(), stop=STOP)
+            return [Group(task=task, rollouts=(rollout(task=task),)) for task in arguments[0]]
         return True
 
     def _check_room(self) -> None:
@@ -242,7 +243,16 @@ async def train(started: RayBackend, *, reference: bool, critic: bool) -> None:
 
 LOST_IN = {
     "ipc": [
-        *["", "run_group", "run_group start", "run_group update", "sleep", "logprobs", "update", "update start start"],
+        *[
+            "",
+            "run_groups",
+            "run_groups start",
+            "run_groups update",
+            "sleep",
+            "logprobs",
+            "update",
+            "update start start",
+        ],
         *["wake_weights", "begin_update", "next_weights", "receive_chunk", "finish_update", "rest", "wake", "stage"],
     ],
     "host": ["update", "put_weights", "update_weights", "wake"],

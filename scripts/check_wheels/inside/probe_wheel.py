@@ -10,9 +10,10 @@ import contextlib
 import importlib
 import io
 import json
+import re
 import sys
 from collections import Counter
-from importlib.metadata import distributions, entry_points, files
+from importlib.metadata import distributions, entry_points, files, requires
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -45,9 +46,10 @@ def main(distribution: str) -> None:
 
 
 def unexpected(distribution: str, extras: dict[str, str]) -> list[str]:
-    """Other distributions of this repository, and anything that only an extra should bring."""
+    """Other distributions of this repository that it does not declare, and anything that only an extra should bring."""
     installed = {found.name.lower().replace("-", "_") for found in distributions()}
-    allowed = {one.replace("-", "_") for one in (CORE, distribution)}
+    declared = [re.split(r"[^\w.-]", need)[0] for need in requires(distribution) or [] if "extra ==" not in need]
+    allowed = {one.lower().replace("-", "_") for one in (CORE, distribution, *declared)}
     others = {one for one in installed if one == CORE or one.startswith(f"{CORE}_")} - allowed
     heavy = installed & set(extras) if distribution == CORE else set()
     return [f"{one} is installed with it" for one in sorted(others | heavy)]

@@ -15,7 +15,7 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.models.loading import build_encoder
 from ramet.policy.spec import CriticSpec, PolicySpec
-from ramet.rollout.lockstep.policy import LockstepPolicy
+from ramet.rollout.method import rollout_method
 from ramet.rollout.observer import RolloutObserver
 
 
@@ -67,7 +67,7 @@ async def open_backend(
                 tools=tools,
                 shares_limiters=shares_limiters,
                 score_s=_score_s(components),
-                in_rounds=isinstance(components.branch_policy, LockstepPolicy),
+                method=rollout_method(components.branch_policy),
             )
         else:
             services = RunServices(folder=folder, seed=config.run.seed)

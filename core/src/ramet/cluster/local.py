@@ -31,8 +31,6 @@ from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.rollout.lockstep.policy import LockstepPolicy
-from ramet.rollout.lockstep.worker import LockstepWorker
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
@@ -68,13 +66,11 @@ class LocalRollouts:
         self._toolbox = tools
         self._kept: list[Counts] = []  # for `metrics`, from before what it leaves out
         self._counted_at = time.monotonic()
-        policy = components.branch_policy if branching else NoBranching()
-        method = LockstepWorker if isinstance(policy, LockstepPolicy) else RolloutWorker
-        self.worker: RolloutWorker = method(
+        self.worker = RolloutWorker(
             engine=self.engine,
             encoder=encoder,
             step=components.step,
-            branch_policy=policy,
+            branch_policy=components.branch_policy if branching else NoBranching(),
             tools=tools.tools,
             tool_sets=tools.sets,
             score=components.scorer.score_rollout if branching and needs_rewards(components.branch_policy) else None,

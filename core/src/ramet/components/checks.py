@@ -17,9 +17,7 @@ from ramet.config.schema import Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
 from ramet.errors import RametError
 from ramet.rollout.branching.decisions import ask
-from ramet.rollout.branching.shuffled import Shuffled
-from ramet.rollout.lockstep.checks import protocol_problems, training_problems
-from ramet.rollout.lockstep.policy import LockstepPolicy
+from ramet.rollout.method import rollout_method
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
 from ramet.types.algorithm import MIN_GROUP
@@ -99,15 +97,8 @@ def check_needs(components: Components, config: Config) -> list[str]:
     problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
     if Capability.WEIGHT_UPDATE not in engine_capabilities(config):
         problems.append(f"engine={config.engine.name}: its weights cannot be updated, so it can measure a model alone")
-    if isinstance(policy, LockstepPolicy):
-        problems += protocol_problems(components.step, (), ()) + list(
-            training_problems(config, engine_capabilities(config))
-        )
-    if isinstance(policy, Shuffled) and isinstance(policy.policy, LockstepPolicy):
-        problems.append(
-            f"branch_policy.params.policy: {config.branch_policy.params.policy} plays in rounds, which cannot be "
-            "shuffled; choose a policy that is asked event by event, such as arpo or aepo"
-        )
+    if (method := rollout_method(policy)) is not None:
+        problems += method.problems(config, components.step, engine_capabilities(config))
     return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]
 
 

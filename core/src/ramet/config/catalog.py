@@ -21,7 +21,7 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.plugin_sources import GROUP, MODULES
+from ramet.plugin_sources import GROUP, MODULES, how_to_install
 from ramet.plugins import Plugins
 from ramet.registry import NAME
 
@@ -93,6 +93,8 @@ class Catalog:
         """The message for a name that `group` does not have."""
         allowed = sorted(allowed)
         known = f"Installed: {', '.join(allowed) or 'none'}{self.absent}"
+        if how := how_to_install(name):
+            return f"{group}: no {name!r}. {how}. {known}"
         if (group, name) in self.recorded:
             return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
         if group == "benchmarks" and Path(name).suffix:
@@ -132,7 +134,8 @@ class Catalog:
             return self.unknown(group, name, names)
         where = f" (`ramet recipes` describes them; yours are in {LOCAL}/ of the working directory, or in --config-dir)"
         known = f"{', '.join(names) or 'none'}{where if group == 'experiment' else ''}"
-        close = suggest(name, names) or self.in_another_group(group, name)
+        how = how_to_install(name)
+        close = f" {how}." if how else suggest(name, names) or self.in_another_group(group, name)
         return f"{group}: no {name!r}.{close} Available: {known}"
 
 

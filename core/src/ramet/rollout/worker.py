@@ -23,10 +23,11 @@ from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.jobs import GroupJob, JobMaker, task_names
+from ramet.rollout.method import Share, rollout_method
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan, StepDeadline
-from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
+from ramet.rollout.progress import ProgressCounter, RolloutProgress
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runner import ToolRunner
@@ -81,23 +82,26 @@ class RolloutWorker:
         self.deterministic = deterministic
         self._score = score
         self._observer = observer
-        self._watchdog = Watchdog(config.watchdog_s)
-        self._tools = {name: ToolRunner(name, *pair, encoder, self._watchdog) for name, pair in tools.items()}
-        self._jobs = JobMaker(
+        self.watchdog = Watchdog(config.watchdog_s)
+        self.tools = {name: ToolRunner(name, *pair, encoder, self.watchdog) for name, pair in tools.items()}
+        self.jobs = JobMaker(
             engine=engine,
             encoder=encoder,
             step=step,
-            schemas={name: runner.schema for name, runner in self._tools.items()},
+            schemas={name: runner.schema for name, runner in self.tools.items()},
             tool_sets=tool_sets or {},
             config=config,
             system_prompt=system_prompt,
             tools_in_template=tools_in_template,
             takes_prefixes=Need.PREFIXES in getattr(branch_policy, "needs", frozenset()),
         )
-        self._stateful = (*step_component(step), *tool_components(tools))
+        self.stateful = (*step_component(step), *tool_components(tools))
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
         self._progress = ProgressCounter()
+        self.method = rollout_method(branch_policy)
+        if self.method is not None:
+            self.method.join(self)
 
     async def run(
         self,
@@ -130,7 +134,7 @@ class RolloutWorker:
         raise_all(
             [
                 *chosen.problems(self.config.max_concurrent),
-                *self._jobs.unknown_tools(tasks),
+                *self.jobs.unknown_tools(tasks),
                 *self._fork_problems(chosen),
             ]
         )
@@ -138,32 +142,37 @@ class RolloutWorker:
         deadline = StepDeadline(self._step_seconds(chosen, deadline_s))
         if deadline_s is not None:
             deadline.left()  # the caller's clock is running
-        jobs = self._jobs.jobs(
+        jobs = self.jobs.jobs(
             tasks, task_names(tasks) if names is None else names, step, stored=stored if chosen.branch else None
         )
         versions = None if version is None else Versions(version, newest or (lambda: version))
-        groups = await self._run_groups(jobs, chosen, deadline, versions, on_group)
+
+        def done(group: Group) -> None:
+            counts.total -= group.n_unused
+            if chosen.counted:
+                self._metrics.add(group)
+            if on_group is not None:
+                on_group(group)
+
+        with self.watchdog.watching(), self._progress.counting(len(jobs) * chosen.group_size) as counts:
+            share = Share(
+                step=step, jobs=jobs, plan=chosen, deadline=deadline, versions=versions, counts=counts, done=done
+            )
+            groups = await (self._play(share) if self.method is None else self.method.play(share))
         if chosen.counted:
             self._metrics.seconds += time.perf_counter() - started
         return groups
 
-    async def _run_groups(
-        self,
-        jobs: Sequence[GroupJob],
-        plan: ResolvedPlan,
-        deadline: StepDeadline,
-        versions: Versions | None,
-        on_group: OnGroup | None,
-    ) -> list[Group]:
-        """All at once; in the order of `jobs`, none if the plan keeps none. Raises the first error of any."""
+    async def _play(self, share: Share) -> list[Group]:
+        """Group by group, all at once; in the order of the jobs, none if the plan keeps none. Raises the first error
+        of any.
+        """
         runs: list[asyncio.Task[Group]] = []
-        with self._watchdog.watching(), self._progress.counting(len(jobs) * plan.group_size) as counts:
-            async with first_error(), asyncio.TaskGroup() as group:
-                for job in jobs:
-                    context = self._group_context(job.task, plan, versions, counts)
-                    run = group.create_task(self._run_group(job, plan, deadline, group, on_group, context))
-                    runs += [run] if plan.kept else []
-                    await asyncio.sleep(0)  # the first groups' tools already run while later groups start
+        async with first_error(), asyncio.TaskGroup() as group:
+            for job in share.jobs:
+                run = group.create_task(self._run_group(job, share, group))
+                runs += [run] if share.plan.kept else []
+                await asyncio.sleep(0)  # the first groups' tools already run while later groups start
         return [run.result() for run in runs]
 
     def _step_seconds(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
@@ -171,16 +180,9 @@ class RolloutWorker:
             return math.inf
         return self.config.step_deadline_s if deadline_s is None else deadline_s
 
-    async def _run_group(
-        self,
-        job: GroupJob,
-        plan: ResolvedPlan,
-        deadline: StepDeadline,
-        tasks: asyncio.TaskGroup,
-        on_group: OnGroup | None,
-        context: GroupContext,
-    ) -> Group:
-        with self._watchdog.wait(f"admission of task {job.name}, step {job.step}"):
+    async def _run_group(self, job: GroupJob, share: Share, tasks: asyncio.TaskGroup) -> Group:
+        plan = share.plan
+        with self.watchdog.wait(f"admission of task {job.name}, step {job.step}"):
             await self._admission.enter(plan.group_size)
         left = plan.group_size
 
@@ -193,8 +195,8 @@ class RolloutWorker:
         scheduler = GroupScheduler(
             job=job,
             policy=self.branch_policy if plan.branch else NoBranching(),
-            context=context,
-            step_ends_at=asyncio.get_running_loop().time() + deadline.left(),
+            context=self._group_context(job.task, share),
+            step_ends_at=asyncio.get_running_loop().time() + share.deadline.left(),
             deterministic=self.deterministic,
             tasks=tasks,
             release=release,
@@ -204,39 +206,33 @@ class RolloutWorker:
             group = await scheduler.run()
         finally:
             self._admission.leave(left)  # rollouts that were never started
-        context.counts.total -= group.n_unused
-        if plan.counted:
-            self._metrics.add(group)
-        if on_group is not None:
-            on_group(group)
+        share.done(group)
         return group
 
-    def _group_context(
-        self, task: Task, plan: ResolvedPlan, versions: Versions | None, counts: RunCounts
-    ) -> GroupContext:
+    def _group_context(self, task: Task, share: Share) -> GroupContext:
         return GroupContext(
             engine=self.engine,
             encoder=self.encoder,
-            tools=self._tools,
+            tools=self.tools,
             task=task,
-            schemas=self._jobs.schemas_of(task),
-            watchdog=self._watchdog,
-            plan=plan,
+            schemas=self.jobs.schemas_of(task),
+            watchdog=self.watchdog,
+            plan=share.plan,
             seed=self.seed,
             step=self.step,
             config=self.config,
             stateful=tuple(
                 one
-                for one in self._stateful
-                if task.tools is None or {ENVIRONMENT, *self._jobs.tools_of(task)} & {*one.users}
+                for one in self.stateful
+                if task.tools is None or {ENVIRONMENT, *self.jobs.tools_of(task)} & {*one.users}
             ),
-            versions=versions,
-            counts=counts,
+            versions=share.versions,
+            counts=share.counts,
             observer=self._observer,
         )
 
     def _fork_problems(self, plan: ResolvedPlan) -> list[str]:
-        return fork_problems(self._stateful, self.branch_policy) if plan.branch else []
+        return fork_problems(self.stateful, self.branch_policy) if plan.branch else []
 
     def metrics(self) -> dict[str, float]:
         """Of the rollouts and tools since the last call."""
@@ -248,10 +244,10 @@ class RolloutWorker:
 
     def take_tool_stats(self) -> dict[str, ToolStats]:
         """What each tool did since the last call, to be added to that of other workers."""
-        return {name: runner.take_stats() for name, runner in self._tools.items()}
+        return {name: runner.take_stats() for name, runner in self.tools.items()}
 
     async def close(self) -> None:
-        for runner in self._tools.values():
+        for runner in self.tools.values():
             await runner.close()
 
 

@@ -69,31 +69,18 @@ class RolloutActor(Actor):
         self._progress = self.rollouts.progress
         return self.rollouts.info
 
-    async def run_group(
-        self,
-        task: Task,
-        name: str,
-        step: int,
-        plan: RolloutPlan,
-        deadline_s: float,
-        stored: GroupRecord | None = None,
-    ) -> Group:
-        """One group. `name` is unique among the step's tasks, `deadline_s` is what is left of the step's time, `stored`
-        what is kept of an earlier group of this task.
-        """
-        kept = None if stored is None else {task.id: stored}
-        return (await self.run_share([task], [name], step, plan, deadline_s, kept))[0]
-
-    async def run_share(
+    async def run_groups(
         self,
         tasks: Sequence[Task],
         names: Sequence[str],
         step: int,
         plan: RolloutPlan,
         deadline_s: float,
-        stored: Mapping[str, GroupRecord] | None = None,
+        stored: Mapping[str, GroupRecord],
     ) -> list[Group]:
-        """Several groups, in one call of the worker's `run`."""
+        """Their groups. `names` are unique among the step's tasks, `deadline_s` is what is left of the step's time,
+        `stored` what is kept of earlier groups of these tasks.
+        """
         rollouts = self.rollouts
         groups = await rollouts.worker.run(
             tasks,

@@ -13,6 +13,7 @@ from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.rollout.method import RolloutMethod
 
 
 class RayBackend:
@@ -35,13 +36,13 @@ class RayBackend:
         tools: ToolNames,
         shares_limiters: bool = False,
         score_s: float = 0.0,
-        in_rounds: bool = False,
+        method: RolloutMethod | None = None,
     ) -> RayBackend:
         """Called in the main thread. Raises `ConfigError` if there is no room for the workers, or if nodes differ."""
         pool = WorkerPool(config, with_policy=True, folder=folder, shares_limiters=shares_limiters)
         try:
             await pool.reserve()
-            rollouts = RayRollouts(pool, branching=True, tools=tools, score_s=score_s, in_rounds=in_rounds)
+            rollouts = RayRollouts(pool, branching=True, tools=tools, score_s=score_s, method=method)
             policy = RayRanks(pool, spec, critic)
             rollouts.workers.transfer = choose(config, policy, cuda=pool.placement.uses_gpus)
             backend = cls(pool, policy, rollouts)

@@ -25,6 +25,7 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.event_loop import first_error
 from ramet.rollout.jobs import task_names
+from ramet.rollout.method import RolloutMethod
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
@@ -45,14 +46,14 @@ class RayRollouts:
         tools: ToolNames,
         owns_pool: bool = False,
         score_s: float = 0.0,
-        in_rounds: bool = False,
+        method: RolloutMethod | None = None,
     ) -> None:
-        """`score_s`: how long rewards may take where rollouts are scored while their group runs. `in_rounds`: the
-        branch policy plays all groups of a worker together.
+        """`score_s`: how long rewards may take where rollouts are scored while their group runs. `method`: the branch
+        policy's, which plays all groups of a worker together.
         """
         self.workers = RolloutWorkers(pool, branching=branching, tools=tools)
         self._score_s = score_s
-        self._in_rounds = in_rounds
+        self._method = method
         self._pool = pool
         self._config = pool.config
         self._owns_pool = owns_pool
@@ -114,11 +115,9 @@ class RayRollouts:
         return [group for run in runs for group in run.result()]
 
     def _parts(self, tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
-        """What workers are given at once, tasks with their names: a group, or, of a policy that plays in rounds, a
-        worker's share of the step, which is one lockstep batch.
-        """
+        """What workers are given at once, tasks with their names: a group, or a worker's share of the step."""
         named = list(zip(tasks, task_names(tasks), strict=True))
-        n = min(self._config.cluster.rollout_workers, len(named)) if self._in_rounds else len(named)
+        n = len(named) if self._method is None else min(self._config.cluster.rollout_workers, len(named))
         bounds = [len(named) * part // n for part in range(n + 1)] if n else []
         return [named[start:end] for start, end in pairwise(bounds)]
 
@@ -133,15 +132,15 @@ class RayRollouts:
         stored: Mapping[str, GroupRecord],
     ) -> list[Group]:
         """Run one part, again each time its worker is lost. `deadline` None: the step has none, so a group has
-        the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played in
-        rounds, rollouts of a group may start one after the other.
+        the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played by
+        a method, rollouts of a group may start one after the other.
         """
         rollouts = self.group_size(plan)
         size = rollouts * len(part)
         again = False
         while True:
             worker = await self.workers.dispatcher.acquire(size, first=again)
-            one_by_one = 1 + rollouts if self._in_rounds else 2
+            one_by_one = 2 if self._method is None else 1 + rollouts
             left, key = one_by_one * self._config.rollout.deadline_s, "rollout.deadline_s"
             if deadline is not None:
                 left, key = deadline.left(), "rollout.step_deadline_s"
@@ -178,13 +177,11 @@ class RayRollouts:
     ) -> list[Group]:
         tasks, names = zip(*part, strict=True)
         plan = replace(plan, kept=True)  # from the worker they come here
-        if self._in_rounds:
-            shared: list[Group] = await worker.call(
-                "run_share", tasks, names, step, plan, left, timeout_s=timeout_s, key=key
-            )
-            return shared
-        kept = stored.get(tasks[0].id)
-        return [await worker.call("run_group", *part[0], step, plan, left, kept, timeout_s=timeout_s, key=key)]
+        kept = {task.id: stored[task.id] for task in tasks if task.id in stored}
+        groups: list[Group] = await worker.call(
+            "run_groups", tasks, names, step, plan, left, kept, timeout_s=timeout_s, key=key
+        )
+        return groups
 
     async def metrics(self) -> dict[str, float]:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and

@@ -22,6 +22,7 @@ from ramet.errors import ConfigError
 from ramet.instance_keys import instance_of
 from ramet.registered import branch_policy_named
 from ramet.rollout.config import ShuffledConfig
+from ramet.rollout.method import rollout_method
 from ramet.types import BranchAction, BranchEvent, Done, FirstTokens, Fork, GroupView, Need, RolloutView, TurnView
 
 Entropies = tuple[float, ...]
@@ -35,6 +36,11 @@ class Shuffled:
         if not config.policy:
             raise ConfigError("branch_policy.params.policy: name the branch policy that shuffled is the control of")
         self.policy = branch_policy_named(config.policy, config.params, key="branch_policy.params.params")
+        if rollout_method(self.policy) is not None:
+            raise ConfigError(
+                f"branch_policy.params.policy: {config.policy} plays rollouts by a method of its own, which cannot be "
+                "shuffled; choose a policy that is asked event by event, such as arpo or aepo"
+            )
         needs: frozenset[Need] = getattr(self.policy, "needs", frozenset())
         self.needs = needs | {Need.ENTROPY, Need.EARLIER_TURNS}
         self._decides_later = Need.EARLIER_TURNS in needs

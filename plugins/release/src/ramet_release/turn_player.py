@@ -7,19 +7,16 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ramet.config.schema import RolloutConfig
-from ramet.engines.protocol import Completion, FinishReason
-from ramet.rollout.completion import append_completion
-from ramet.rollout.lockstep.entropy import segment_entropy
-from ramet.rollout.lockstep.protocol import forced_end, requested, result_segment, stop_strings
-from ramet.rollout.lockstep.rows import LockstepRow
-from ramet.rollout.lockstep.sampling import Ask, RoundEngine
-from ramet.rollout.lockstep.tools import ReleasedTools
-from ramet.rollout.progress import RunCounts
-from ramet.types import Fault, Segment, StopReason, Task, ToolCall, ToolRecord, ToolSchema
+from ramet import Fault, Segment, StopReason, Task, ToolCall, ToolRecord, ToolSchema
+from ramet_release.entropy import segment_entropy
+from ramet_release.internals import Completion, FinishReason, RolloutConfig, RunCounts, append_completion
+from ramet_release.protocol import forced_end, requested, result_segment, stop_strings
+from ramet_release.rows import LockstepRow
+from ramet_release.sampling import Ask, RoundEngine
+from ramet_release.tools import ReleasedTools
 
 if TYPE_CHECKING:
-    from ramet.models.encoder import Encoder
+    from ramet_release.internals import Encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ramet.config.schema import Config, OldLogprobs
-from ramet.engines.protocol import Capability
-from ramet.rollout.steps.tags import Tags
-from ramet.types import RolloutStep, ToolSchema
+from ramet import RolloutStep, ToolSchema
+from ramet_release.internals import Capability, Config, OldLogprobs, Tags
 
 OFF_POLICY = ("tis_cap", "token_band", "sequence_band", "negative_gap_max")
 

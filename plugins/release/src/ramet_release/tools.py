@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from ramet.errors import InfraError, ToolError
-from ramet.rollout.tools.runner import CallTimes, ToolRunner
-from ramet.types import CallStatus, ToolCall, ToolRecord
+from ramet import CallStatus, InfraError, ToolCall, ToolError, ToolRecord
+from ramet_release.internals import CallTimes, ToolRunner
 
 
 class ReleasedTools:

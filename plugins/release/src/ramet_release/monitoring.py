@@ -7,12 +7,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ramet.engines.protocol import Completion, FinishReason
-from ramet.rollout.keys import RolloutKey
-from ramet.rollout.lockstep.entropy import segment_entropy
-from ramet.rollout.lockstep.sampling import Ask, RoundEngine
-from ramet.rollout.lockstep.turn_player import LockstepPrompt, TurnRules
-from ramet.types import Fault, ToolCall
+from ramet import Fault, ToolCall
+from ramet_release.entropy import segment_entropy
+from ramet_release.internals import Completion, FinishReason, RolloutKey
+from ramet_release.sampling import Ask, RoundEngine
+from ramet_release.turn_player import LockstepPrompt, TurnRules
 
 KEPT_FREE = 100  # tokens of the model's length, where a context is cut to make room for a result
 

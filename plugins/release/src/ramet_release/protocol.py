@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ramet.types import Origin, Segment, SegmentKind, ToolSchema
+from ramet import Origin, Segment, SegmentKind, ToolSchema
 
 if TYPE_CHECKING:
-    from ramet.models.encoder import Encoder
+    from ramet_release.internals import Encoder
 
 
 def stop_strings(tools: Sequence[ToolSchema]) -> tuple[str, ...]:

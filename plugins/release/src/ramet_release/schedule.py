@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from ramet.rollout.keys import RolloutKey, path_text
-from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
-from ramet.rollout.lockstep.rows import Cuts, LockstepRow, cut_response, n_attended, padding_copy
-from ramet.rollout.lockstep.turn_player import TurnPlayer
-from ramet.rollout.tree import LiveRollout, group_of, new_root
-from ramet.types import Fault, Group
+from ramet import Fault, Group
+from ramet_release.internals import LiveRollout, RolloutKey, group_of, new_root, path_text
+from ramet_release.policy import BranchDraw, LockstepPolicy
+from ramet_release.rows import Cuts, LockstepRow, cut_response, n_attended, padding_copy
+from ramet_release.turn_player import TurnPlayer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
-from ramet.errors import ConfigError
-from ramet.types import BranchAction, BranchEvent, GroupView, Need, Start, StartRoots
+from ramet import BranchAction, BranchEvent, ConfigError, GroupView, Need, Start, StartRoots
+
+if TYPE_CHECKING:
+    from ramet_release.internals import RolloutMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,7 @@ class BranchDraw:
 
 
 class LockstepPolicy(ABC):
-    """A branch policy that plays in rounds: where it is chosen, `LockstepWorker` plays the rollouts.
+    """A branch policy that plays in rounds: where it is chosen, `LockstepMethod` plays the rollouts.
 
     `beam_size`: a rollout is copied at most one time less in a round. `initial_rollouts`: None is half the budget, at
     least one. `probe_tokens`: not None if each prompt is first sampled this far, and then plays a whole rollout whose
@@ -37,6 +40,11 @@ class LockstepPolicy(ABC):
     beam_size: int
     initial_rollouts: int | None
     probe_tokens: int | None = None
+
+    def rollout_method(self) -> RolloutMethod:
+        from ramet_release.method import LockstepMethod  # which imports this module
+
+        return LockstepMethod(self)
 
     @abstractmethod
     def branches(self, attempt: BranchDraw) -> bool:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from ramet.rollout.keys import path_text
-from ramet.rollout.tree import LiveRollout, segment_halves
-from ramet.types import Fault, Segment
+from ramet import Fault, Segment
+from ramet_release.internals import LiveRollout, path_text, segment_halves
 
 if TYPE_CHECKING:
-    from ramet.models.encoder import Encoder
+    from ramet_release.internals import Encoder
 
 # Segments that were cut, with their first part, by identity and length of that. Kept, so that no identity is reused.
 Cuts: TypeAlias = dict[tuple[int, int], tuple[Segment, Segment]]

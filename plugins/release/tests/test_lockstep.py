@@ -15,21 +15,36 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
 from ramet.models.encoder import Encoder
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.lockstep.entropy import segment_entropy
-from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
-from ramet.rollout.lockstep.worker import LockstepWorker
+from ramet.rollout.method import Share
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.steps.tags import Tags
+from ramet.rollout.worker import RolloutWorker
 from ramet.testing import check_branch_policy
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool, tiny_encoder
 from ramet.types import GroupView, Rollout, SegmentKind, Start, StopReason, Task, ToolCall, ToolResult, user_prompt
+from ramet_release.entropy import segment_entropy
+from ramet_release.method import LockstepMethod
+from ramet_release.policy import BranchDraw, LockstepPolicy
+from ramet_release.schedule import LockstepBatch
 
 Script = Callable[[str, str, int], Reply | str]
 CALL, ANSWER = "<python>1</python>", "<answer>2</answer>"
 
 
+class Seen(LockstepMethod):
+    """Keeps the last batch."""
+
+    last: LockstepBatch
+
+    async def batch(self, share: Share) -> LockstepBatch:
+        self.last = await super().batch(share)
+        return self.last
+
+
 class Coin(LockstepPolicy):
-    """Copies where the draw is under a half."""
+    """Copies where the draw is under a half. `only_draw`: the only number that is drawn; None: by the seed."""
+
+    only_draw: float | None = 0.9
 
     def __init__(self, *, roots: int | None = None, beam_size: int = 2, probe_tokens: int | None = None) -> None:
         self.initial_rollouts, self.beam_size, self.probe_tokens = roots, beam_size, probe_tokens
@@ -39,40 +54,44 @@ class Coin(LockstepPolicy):
         self.asked.append(attempt)
         return attempt.draw < 0.5
 
+    def rollout_method(self) -> Seen:
+        only = self.only_draw
+        return Seen(self, None if only is None else lambda: only)
+
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
     return tiny_encoder()
 
 
-def worker(encoder: Encoder, script: Script, policy: LockstepPolicy, **options: Any) -> LockstepWorker:
+def worker(encoder: Encoder, script: Script, policy: Coin, **options: Any) -> RolloutWorker:
     """`draws`: the only number that is drawn; `tool`: instead of one that echoes."""
-    draw, tool = options.pop("draws", 0.9), options.pop("tool", None) or echo_tool()
+    policy.only_draw, tool = options.pop("draws", 0.9), options.pop("tool", None) or echo_tool()
     given = {"step": Tags(TagsConfig()), "system_prompt": SystemPrompt.NEVER, "seed": 1, "deterministic": False}
-    return LockstepWorker(
+    return RolloutWorker(
         engine=ScriptedEngine(script, encoder),
         encoder=encoder,
         branch_policy=policy,
         tools={"python": (tool, ToolConfig(retries=0))},
         config=RolloutConfig(**{"group_size": 4, **options.pop("config", {})}),
-        draw=None if draw is None else lambda: draw,
         **{**given, **options},
     )
 
 
-def play(found: LockstepWorker, *names: str, **options: Any) -> list[Rollout]:
+def play(found: RolloutWorker, *names: str, **options: Any) -> list[Rollout]:
     groups = asyncio.run(found.run([Task(id=name, prompt=user_prompt("?")) for name in names], step=0, **options))
     return [rollout for group in groups for rollout in group.rollouts]
 
 
-def rounds(found: LockstepWorker) -> int:
-    batch = asyncio.run(found.batch([Task(id="t", prompt=user_prompt("?"))], step=0))
-    return batch.rounds
+def method(found: RolloutWorker) -> Seen:
+    assert isinstance(found.method, Seen)
+    return found.method
 
 
 def test_without_tool_calls_sixteen_rollouts_of_eight_roots_take_nine_rounds(encoder: Encoder) -> None:
     found = worker(encoder, lambda *_: ANSWER, Coin(roots=8), config={"group_size": 16})
-    assert rounds(found) == 9
+    play(found, "t")
+    assert method(found).last.rounds == 9
 
 
 def test_a_branch_shares_what_it_was_copied_with_and_fresh_rows_are_roots(encoder: Encoder) -> None:
@@ -115,7 +134,7 @@ def test_entropies_are_compared_with_the_first_ever_seen_at_a_place(encoder: Enc
     play(found, "first", plan=RolloutPlan(branch=False, group_size=1, salt="valid"))
     n = min(20, len(encoder.markup(CALL)))
     first, second = (segment_entropy([(logprob,)] * n, encoder.vocab_size) for logprob in seen.values())
-    assert found.base == pytest.approx({0: first})
+    assert method(found).base == pytest.approx({0: first})
     play(found, "second")
     assert [a.now for a in policy.asked] == pytest.approx([second, second])
     assert [a.base for a in policy.asked] == pytest.approx([first, second])
@@ -229,3 +248,14 @@ def test_what_a_run_cannot_give_is_refused_before_the_start(register: Callable[.
         f"train.old_logprobs=engine: {sampled}; set trainer",
         f"train.tis_cap=2.0: {sampled}; set null",
     ]
+
+
+def test_rounds_cannot_be_shuffled() -> None:
+    chosen = ["model.path=m", "branch_policy=shuffled", "branch_policy.params.policy=arpo_release"]
+    config = compose(chosen, job="train").config
+    with pytest.raises(ConfigError) as caught:
+        check_needs(Components(config), config)
+    assert str(caught.value) == (
+        "branch_policy.params.policy: arpo_release plays rollouts by a method of its own, which cannot be shuffled; "
+        "choose a policy that is asked event by event, such as arpo or aepo"
+    )

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need
-from ramet_aepo.advantage import AepoAdvantage
-from ramet_aepo.config import AepoAdvantageConfig
-from ramet_aepo.release.config import AepoSoftmaxConfig
+from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need, group_statistics, rollout_scores
+from ramet_release.config import AepoSoftmaxConfig
 
 
 class AepoSoftmax:
@@ -25,8 +23,6 @@ class AepoSoftmax:
 
     def __init__(self, config: AepoSoftmaxConfig) -> None:
         self.config = config
-        group = AepoAdvantageConfig(entropy_weight=0.0, normalize_std=config.normalize_std, eps=config.eps)
-        self._of_group = AepoAdvantage(group)
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         if batch.entropies is None:
@@ -35,5 +31,8 @@ class AepoSoftmax:
         scaled = torch.where(batch.mask, scaled, -torch.inf)
         trained = batch.mask.sum(dim=1, keepdim=True)
         weights = torch.where(batch.mask, scaled.softmax(dim=1) * trained, 0.0)  # NaN where a row trains nothing
-        advantages = self._of_group(batch).advantages * weights
+        scores = rollout_scores(batch)
+        group = group_statistics(scores, batch.group_ids)
+        of_rollouts = group.relative(scores, normalize_std=self.config.normalize_std, eps=self.config.eps)
+        advantages = torch.where(batch.mask, of_rollouts[:, None], 0.0).float() * weights
         return AdvantageOutput(advantages=advantages.float(), metrics={})

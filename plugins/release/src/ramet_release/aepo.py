@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
-from ramet_aepo.release.config import AepoReleaseConfig
+from ramet_release.config import AepoReleaseConfig
+from ramet_release.policy import BranchDraw, LockstepPolicy
 
 PENALTY = 0.05
 GAIN = 0.5

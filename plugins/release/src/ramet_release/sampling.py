@@ -7,15 +7,22 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
-from ramet.errors import ConfigError, PluginError
-from ramet.plugin_code import named
-from ramet.rollout.completion import Versions, completion_problem
-from ramet.rollout.keys import RolloutKey, request_seed
-from ramet.rollout.lockstep.entropy import TOP_LOGPROBS
-from ramet.rollout.plan import ResolvedPlan
-from ramet.rollout.watchdog import Watchdog
-from ramet.types import Fault
+from ramet import ConfigError, Fault, PluginError
+from ramet_release.entropy import TOP_LOGPROBS
+from ramet_release.internals import (
+    Completion,
+    Engine,
+    FinishReason,
+    Request,
+    ResolvedPlan,
+    RolloutKey,
+    Sampling,
+    Versions,
+    Watchdog,
+    completion_problem,
+    named,
+    request_seed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ A copy is made if clip(U - w * (H - H_base), 0, 1) <= p, so with probability cli
 
 from __future__ import annotations
 
-from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
-from ramet_arpo.release.config import ArpoReleaseConfig, ReleaseRule
+from ramet_release.config import ArpoReleaseConfig, ReleaseRule
+from ramet_release.policy import BranchDraw, LockstepPolicy
 
 
 class ArpoRelease(LockstepPolicy):
