@@ -241,8 +241,9 @@ class RolloutTurn:
         try:
             # One after the other, in their order: what a state becomes must not depend on which call is faster.
             async with nullcontext() if states is None else states.in_order(live, call.name):
-                call = replace(
-                    call,
+                call = ToolCall(
+                    name=call.name,
+                    arguments=call.arguments,
                     rollout=live.key.text,
                     turn=live.turn,
                     task=context.task,

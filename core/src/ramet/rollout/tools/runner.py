@@ -243,7 +243,16 @@ class ToolRunner:
         arguments = {
             name: value if type(value) in UNCHANGEABLE else deepcopy(value) for name, value in call.arguments.items()
         }
-        return replace(call, arguments=arguments, deadline_s=max(0.0, min(self.config.timeout_s, left_s)))
+        return ToolCall(  # `replace` takes three times as long, here and in `RolloutTurn.call_tool`
+            name=call.name,
+            arguments=arguments,
+            rollout=call.rollout,
+            turn=call.turn,
+            task=call.task,
+            deadline_s=max(0.0, min(self.config.timeout_s, left_s)),
+            state=call.state,
+            environment=call.environment,
+        )
 
     async def _call(self, call: ToolCall) -> ToolResult:
         """Whatever the tool raises is turned into one of the four errors."""
