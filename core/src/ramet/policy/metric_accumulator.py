@@ -28,7 +28,11 @@ class RankMetrics:
 
 
 class MetricAccumulator:
-    """Adds up per-token values and per-step numbers. Nothing is copied off the device before `result`."""
+    """Adds up per-token values and per-step numbers, which stay on the device until `result`.
+
+    Choosing the tokens of a mask waits for the device, which must know their number. Sums over all positions with zeros
+    between them would not, and differ in their last bits.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from ramet.errors import RametError
-from ramet.event_loop import cancel_and_wait
+from ramet.event_loop import first_error
 from ramet.io import repeats
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
@@ -35,7 +35,7 @@ from ramet.train.groups import (
     warn_of_silence,
 )
 from ramet.train.learning import Learner
-from ramet.train.preemption import CANCEL_S, Dropped
+from ramet.train.preemption import Dropped
 from ramet.train.progress import REWARDS, SAVING, TrainProgress
 from ramet.train.recording import record_step
 from ramet.train.run import TrainRun, TrainState
@@ -47,7 +47,6 @@ from ramet.types import Group, Need, Task
 
 logger = logging.getLogger(__name__)
 RESCUE_S = 900.0  # for the checkpoint of a run that fails
-T = TypeVar("T")
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
 
 
@@ -151,52 +150,50 @@ class Loop:
         return self.state
 
     async def _step(self, step: int) -> None:
-        started = time.monotonic()
-        clock = StepClock()
-        played, metrics, unsynced = await self._unless_failed(self._train(step, clock))
+        """Play, learn and use the new weights; then report, and save if it is time."""
+        started, clock = time.monotonic(), StepClock()
+        unsynced: Exception | None = None  # what kept the weights from the engines or from validation
+        async with self._unless_a_group_fails():
+            with self.progress.doing(REWARDS):
+                played = await self.preemption.drop(self.step_rollouts.take(step))
+            metrics = {**reward_metrics(played.all), **source_metrics(played.all)}
+            metrics |= {**await self.backend.rollouts.metrics(), **played.metrics}
+            metrics["group/replaced"] = float(len(played.replaced))
+            warn_of_broken_tools(step, metrics)
+            self._check(step, played)
+            clock.lap("rollout")
+            if self.learner.min_group > 1:
+                warn_of_silence(step, played.groups)
+            with self.progress.doing("greedy baseline"):
+                greedy = await self.preemption.drop(self._greedy_rewards(played, step))
+            metrics |= await self.learner.learn(step, played, greedy, clock)
+            metrics |= self._store_prefixes(step, played)
+            try:
+                metrics |= await self._use_weights(step, clock)
+                self.step_rollouts.trained(step)
+            except Dropped:
+                logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
+            except Exception as error:
+                unsynced = error
         await self._finish(step, played, metrics, clock, started, unsynced)
 
-    async def _train(self, step: int, clock: StepClock) -> tuple[PlayedStep, dict[str, float], Exception | None]:
-        """All of the step but its end. Returns what it learned from, metrics, and the error that kept its weights from
-        the engines or from validation.
+    @asynccontextmanager
+    async def _unless_a_group_fails(self) -> AsyncIterator[None]:
+        """As soon as a group fails that a later step would take, the run cannot continue: the block is cancelled then,
+        and the group's error raised. A run that is to stop needs no more groups: it saves what it has.
         """
-        with self.progress.doing(REWARDS):
-            played = await self.preemption.drop(self.step_rollouts.take(step))
-        groups = played.groups
-        metrics = {**reward_metrics(played.all), **source_metrics(played.all), **await self.backend.rollouts.metrics()}
-        metrics |= played.metrics
-        metrics["group/replaced"] = float(len(played.replaced))
-        warn_of_broken_tools(step, metrics)
-        self._check(step, played)
-        clock.lap("rollout")
-        if self.learner.min_group > 1:
-            warn_of_silence(step, groups)
-        with self.progress.doing("greedy baseline"):
-            greedy = await self.preemption.drop(self._greedy_rewards(played, step))
-        metrics |= await self.learner.learn(step, played, greedy, clock)
-        metrics |= self._store_prefixes(step, played)
-        try:
-            metrics |= await self._use_weights(step, clock)
-            self.step_rollouts.trained(step)
-        except Dropped:
-            logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
-        except Exception as error:
-            return played, metrics, error
-        return played, metrics, None
 
-    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. As soon as a group fails that a later step would take, the run cannot continue: `work`
-        is cancelled then, and the group's error raised. A run that is to stop needs no more groups: it saves what it
-        has.
-        """
-        task, failed = asyncio.ensure_future(work), asyncio.ensure_future(self.step_rollouts.failed())
-        try:
-            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and not self.preemption.asked:
-                failed.result()
-            return await task
-        finally:
-            await cancel_and_wait([task, failed], timeout_s=CANCEL_S)
+        async def watch() -> None:
+            try:
+                await self.step_rollouts.failed()
+            except Exception:
+                if not self.preemption.asked:
+                    raise
+
+        async with first_error(), asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch())
+            yield
+            watching.cancel()
 
     def _store_prefixes(self, step: int, played: PlayedStep) -> dict[str, float]:
         """For the steps after this one. Returns what this one could start from, as metrics."""
