@@ -78,7 +78,7 @@ def test_the_files_of_the_plan_are_those_of_the_run(ramet, workspace, tmp_path: 
     assert {path.name for path in (tmp_path / "runs/short").iterdir()} == names
     before = everything(tmp_path)
     ended = ramet(*command, "train.steps=2", "--dry-run", cwd=tmp_path)
-    assert "runs/short (goes on with what is there)" in ended.out
+    assert "runs/short (continues with what is there)" in ended.out
     refused = ramet(*command, "run.seed=12", "--dry-run", cwd=tmp_path)
     assert refused.code == 1 and "run.seed was 11, is 12" in refused.err
     assert everything(tmp_path) == before

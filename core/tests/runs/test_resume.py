@@ -213,8 +213,8 @@ def test_a_training_that_has_saved_nothing_begins_anew_with_what_changed(
         run.record(changed, other)
     assert first.id == same.id != other.id
     [data, seed] = caplog.messages
-    assert data.startswith("nothing was saved, so the run begins anew with a change: the training data changed: ")
-    assert seed == "nothing was saved, so the run begins anew with a change: run.seed was 1, is 2"
+    assert data.startswith("nothing was saved, so the run starts again with a change: the training data changed: ")
+    assert seed == "nothing was saved, so the run starts again with a change: run.seed was 1, is 2"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_prefixes_of_another_tokenizer_or_step_protocol_are_refused_with_both(tm
     with pytest.raises(ConfigError) as raised:
         PrefixStore(28, now).load(tmp_path)
     rest = (
-        "a rollout cannot go on from them: undo the change, choose another run.name, or a branch policy that starts "
+        "a rollout cannot continue from them: undo the change, choose another run.name, or a branch policy that starts "
         "from none"
     )
     file = tmp_path / "prefixes.jsonl.gz"

@@ -56,5 +56,5 @@ def _directory(config: Config, job: str) -> list[str]:
     except ConfigError as error:
         return [str(error)]
     except OSError:
-        return []  # whoever opens it says why
+        return []  # the error comes when it is opened
     return [] if found == job else [f"the run directory holds a `ramet {found}` run, not `ramet {job}`"]

@@ -39,7 +39,7 @@ class RunPlan:
     problems: Sequence[str]
 
     def __str__(self) -> str:
-        return f"{self.path} ({'goes on with what is there' if self.resumed else 'new'})"
+        return f"{self.path} ({'continues with what is there' if self.resumed else 'new'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,7 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
         if old.saved:
             logger.warning("resume with a change that alters the numbers: %s", text)
         else:
-            logger.info("nothing was saved, so the run begins anew with a change: %s", text)
+            logger.info("nothing was saved, so the run starts again with a change: %s", text)
     return []
 
 

@@ -143,7 +143,7 @@ class SftLayout:
         if before == self:
             return []
         return [
-            f"sft: the checkpoints in {folder} are of {before}, and now it is {self}: they cannot be taken over; go on "
+            f"sft: the checkpoints in {folder} are of {before}, and now it is {self}: they cannot be taken over; run "
             "as before, or choose another run.name"
         ]
 

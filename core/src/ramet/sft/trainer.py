@@ -128,7 +128,7 @@ class _Trainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """As Trainer's, without its way of deleting old ones, and not after a loss that is not a number: a resume would
-        go on from it. An `OSError` names the checkpoint.
+        continue from it. An `OSError` names the checkpoint.
         """
         self._progress.check_before_save(self.state.global_step)
         folder = Path(str(self.args.output_dir))

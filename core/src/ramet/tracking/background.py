@@ -47,7 +47,7 @@ class BackgroundTracker:
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        kept = dict(metrics)  # the caller may go on to change its own
+        kept = dict(metrics)  # the caller may change its own later
         self._put(lambda tracker: tracker.log(step, kept))
 
     def rewind(self, step: int) -> None:

@@ -71,7 +71,7 @@ class Trackers:
         for name, tracker in self.trackers.items():
             try:
                 call(tracker)
-            except Exception as error:  # the boundary: whatever a tracker raises, the run goes on
+            except Exception as error:  # the boundary: whatever a tracker raises, the run continues
                 self.failures[name] += 1
                 if self.failures[name] == 1:
                     logger.warning("tracker %s failed, the run continues: %s", name, _what(error))

@@ -1,6 +1,6 @@
 """Weights & Biases as a tracker (`pip install 'ramet[wandb]'`).
 
-A run keeps its id, so a resumed one goes on as the same run there. W&B's own steps only grow, and a resume redoes the
+A run keeps its id, so a resumed one continues as the same run there. W&B's own steps only grow, and a resume redoes the
 steps after its checkpoint: metrics are drawn over a metric `step`, and a step that was logged already is left out. Rows
 that a killed process had not handed over are taken from the run's metrics file.
 """

@@ -53,14 +53,14 @@ class DrawnTask:
     number: int
     task: Task
     key_step: int  # of its rollouts' keys, which are unique within a step
-    after: DataPosition  # where the draws go on
+    after: DataPosition  # where the draws continue
 
 
 class TaskStream:
     """Draws the tasks of groups one after the other, in blocks of `block_size` that hold no task twice."""
 
     def __init__(self, tasks: Sequence[Task], sampler: Sampler, *, block_size: int, start: DataPosition) -> None:
-        """`start`: where to go on; its `next_group` is the number of the first group, and the sampler is there."""
+        """`start`: where to continue; its `next_group` is the number of the first group, and the sampler is there."""
         assert start.next_group is not None
         self._tasks = tasks
         self._sampler = sampler

@@ -61,7 +61,7 @@ class Learner:
         state: TrainState,
         preemption: Preemption,
     ) -> None:
-        """`folder` is the run's; `state` has the KL coefficient to go on with, where it follows a target."""
+        """`folder` is the run's; `state` has the KL coefficient to continue with, where it follows a target."""
         self._config = config
         self._folder = folder
         self._ranks = ranks

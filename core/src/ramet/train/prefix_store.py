@@ -111,5 +111,5 @@ def _differences(path: Path, found: Mapping[str, str], expected: Mapping[str, st
         if found.get(key) != value:
             yield (
                 f"{path}: its prefixes were written with {key} {found.get(key)}, now it is {value}; a rollout cannot "
-                "go on from them: undo the change, choose another run.name, or a branch policy that starts from none"
+                "continue from them: undo the change, choose another run.name, or a branch policy that starts from none"
             )

@@ -100,7 +100,7 @@ class Saver:
             if self.failed >= MAX_FAILED:
                 raise CheckpointNotWritten(f"{self.failed} saves in a row failed, so the run stops: {error}") from error
             logger.warning(
-                "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work after step %d. The run goes on; "
+                "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work after step %d. The run continues; "
                 "if the next save fails too, it stops",
                 step,
                 error,

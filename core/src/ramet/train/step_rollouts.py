@@ -1,4 +1,4 @@
-"""What a step learns from: its groups, where they come from, and where the draws of tasks go on after it.
+"""What a step learns from: its groups, where they come from, and where the draws of tasks continue after it.
 
 Dynamic sampling (DAPO, arXiv 2503.14476, §3.2): a group whose rewards are all equal has no advantage. With
 `train.resample_rounds` such groups are replaced, all of a round together, by groups of the next tasks; what still has
@@ -41,7 +41,7 @@ class PlayedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """Where the draws of tasks go on after a step, for its checkpoint."""
+    """Where the draws of tasks continue after a step, for its checkpoint."""
 
     sampler: dict[str, Any]  # the sampler's state after the last draw that the step used
     next_group: int | None = None  # its number, where groups are admitted one by one
