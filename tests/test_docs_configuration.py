@@ -12,8 +12,8 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.compose import compose
+from ramet.config.keys import JOBS
 from ramet.config.schema import ColumnsConfig
-from ramet.config.sections import JOBS
 from ramet.data.tasks import load_tasks
 
 ROOT = Path(__file__).resolve().parents[1]

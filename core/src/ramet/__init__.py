@@ -23,6 +23,7 @@ from ramet.hookspecs import Register, hookimpl
 from ramet.registered import code_of_reward, reward_named
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
+from ramet.types.option import Resume, option
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "PluginError",
     "Register",
     "RequestRefused",
+    "Resume",
     "ToolError",
     "code_of_reward",
     "entropy_change",
@@ -48,6 +50,7 @@ __all__ = [
     "json_rows",
     "local_limiter",
     "neutralise_chat_markup",
+    "option",
     "reward_named",
     "rollout_scores",
     "run_blocking",

@@ -16,6 +16,7 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.instance_keys import instance_of
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
+from ramet.types.option import option_problems
 
 T = TypeVar("T")
 BUILTIN = "core"  # the plugin name of what Ramet itself offers
@@ -51,7 +52,7 @@ class Entry(Generic[T]):
                 if self.config is None:
                     built = factory()
                 else:
-                    built = factory(self.config() if params is None else params)
+                    built = factory(self._options(params))
         except ConfigError as error:
             who = f"{self.kind} {self.name!r} of plugin {self.plugin!r} ({self.distribution})"
             raise named(error, who, self.name if key is None or key == declared else key) from error
@@ -66,6 +67,13 @@ class Entry(Generic[T]):
                 f"contract: {'; '.join(wrong)}"
             )
         return built
+
+    def _options(self, params: Any) -> Any:
+        """`params`, or the defaults. Raises `ConfigError` for values that their `option` does not allow."""
+        options = self.config() if params is None and self.config is not None else params
+        if dataclasses.is_dataclass(options) and (problems := list(option_problems(options))):
+            raise ConfigError("; ".join(problems))
+        return options
 
     def _load(self) -> Callable[..., T]:
         if not isinstance(self.factory, str):

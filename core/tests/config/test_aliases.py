@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from ramet.config.aliases import NAMES, meant
 from ramet.config.compose import layers
+from ramet.config.keys import JOBS, unused_key
 from ramet.config.schema import Config, SftConfig
-from ramet.config.sections import GROUPS, JOBS, unused_key
+from ramet.config.sections import GROUPS
 from ramet.config.settings import leaf_keys
 from ramet.errors import ConfigError
 

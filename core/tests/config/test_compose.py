@@ -12,8 +12,8 @@ import pytest
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.config.compose import compose
 from ramet.config.hydra_adapter import group_options
+from ramet.config.keys import JOBS
 from ramet.config.schema import Config, LossAggregation, OldLogprobs, ToolConfig
-from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.rollout.config import NoBranchConfig, RandomBranchConfig

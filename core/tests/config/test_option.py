@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ramet.config.option import Allowed, option
+from ramet.types.option import Allowed, option
 
 
 @dataclass(kw_only=True, slots=True)

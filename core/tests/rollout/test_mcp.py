@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ramet.config.catalog import typed_options
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, ToolError
 from ramet.instance_keys import instance_of
@@ -320,8 +321,8 @@ def test_a_fork_gets_a_server_on_which_the_calls_of_its_prefix_are_made_again(pl
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        McpConfig(**options)
+    with pytest.raises((ValueError, ConfigError)) as caught:
+        typed_options(McpConfig, options)
     assert str(caught.value) == problem
 
 

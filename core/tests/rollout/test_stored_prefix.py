@@ -23,6 +23,7 @@ from ramet.types import (
     Task,
     user_prompt,
 )
+from ramet.types.option import option_problems
 
 PREFIXES = tuple(PrefixView(n_tokens=10 * n, turns=n, reward=float(n % 2)) for n in (1, 2, 3))
 
@@ -56,6 +57,5 @@ def test_without_prefixes_and_for_what_is_left_it_starts_from_the_prompt() -> No
 
 @pytest.mark.parametrize("value", [-0.1, 1.5])
 def test_a_probability_that_is_none_is_refused(value: float) -> None:
-    with pytest.raises(ValueError) as raised:
-        StoredPrefixConfig(probability=value)
-    assert str(raised.value) == f"probability must be at least 0 and at most 1, got {value}"
+    [problem] = option_problems(StoredPrefixConfig(probability=value))
+    assert problem == f"probability must be at least 0 and at most 1, got {value}"

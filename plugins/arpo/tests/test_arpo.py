@@ -26,6 +26,7 @@ from ramet import (
     entropy_change,
 )
 from ramet.testing import check_branch_policy, check_plugin
+from ramet.types.option import option_problems
 from ramet_arpo.branching import Arpo
 from ramet_arpo.config import ArpoConfig, Budget, Rule
 
@@ -186,8 +187,8 @@ def test_an_engine_without_entropies_is_refused_instead_of_never_forking() -> No
 
 @pytest.mark.parametrize("bad", [{"initial_rollouts": 0}, {"branches": 0}, {"window": 0}])
 def test_options_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be at least 1, got 0"):
-        ArpoConfig(**bad)  # type: ignore[arg-type]
+    [problem] = option_problems(ArpoConfig(**bad))  # type: ignore[arg-type]
+    assert problem == f"{next(iter(bad))} must be at least 1, got 0"
 
 
 def test_the_preset_ships_with_the_package() -> None:

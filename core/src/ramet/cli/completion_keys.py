@@ -10,7 +10,8 @@ from omegaconf import DictConfig
 
 from ramet.config.compose import layers
 from ramet.config.hydra_adapter import group_options
-from ramet.config.sections import GROUPS, JOBS, PRESETS, unused_key
+from ramet.config.keys import JOBS, unused_key
+from ramet.config.sections import GROUPS, PRESETS
 from ramet.config.settings import expected_type, leaf_keys
 from ramet.errors import RametError
 

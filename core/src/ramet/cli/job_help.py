@@ -1,7 +1,7 @@
 """`ramet JOB --help`: every section that the job builds, and every installed plugin's options, with types and defaults.
 
-The text is made from the dataclasses: annotations, defaults and the help of each field, which a plugin may write as
-`field(default=…, metadata={"help": "…"})` or as a comment at the end of the field's line.
+The text is made from the dataclasses: annotations, defaults and the help of each field's `option(default, "help")`.
+Plugins of before `option` was public write `metadata={"help": "…"}`, or a comment at the end of the field's line.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from omegaconf import MISSING
 
 from ramet.config.catalog import Catalog, make_catalog
 from ramet.config.hydra_adapter import group_options
+from ramet.config.keys import JOBS
 from ramet.config.schema import Config
-from ramet.config.sections import CLUSTER, COMPONENTS, JOBS, PRESETS
+from ramet.config.sections import CLUSTER, COMPONENTS, PRESETS
 from ramet.config.settings import type_in_words
 from ramet.plugins import Plugins, load_plugins
 

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from ramet.cli.terminal import Parser, print_problems
-from ramet.config.sections import GROUPS, JOBS
+from ramet.config.keys import JOBS
+from ramet.config.sections import GROUPS
 from ramet.errors import ConfigError
 
 OK, MASKED = 0, 2  # exit codes: infrastructure failed in a rollout

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ramet.cli.terminal import Parser, complain, say
-from ramet.config.sections import GROUPS, JOBS, without_model
+from ramet.config.keys import JOBS
+from ramet.config.sections import GROUPS, without_model
 from ramet.errors import ConfigError
 from ramet.runs.stopped import INTERNAL, OK, USER
 from ramet.types import CallStatus

@@ -24,6 +24,7 @@ from ramet.errors import ConfigError
 from ramet.plugin_sources import GROUP, MODULES, how_to_install
 from ramet.plugins import Plugins
 from ramet.registry import NAME
+from ramet.types.option import option_problems
 
 LOCAL = "hydra_configs"  # recipes of the working directory
 WRAPPERS: dict[str, type[Any]] = {
@@ -194,9 +195,12 @@ def unusable_options(options: type[Any] | None) -> str | None:
 def typed_options(options: type[Any], values: Mapping[str, Any]) -> Any:
     """An instance of a plugin's dataclass, nested ones included. Raises `ConfigError` and what `__post_init__` does."""
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), dict(values)))
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), dict(values)))
     except OmegaConfBaseException as error:
         raise ConfigError(first_line(error)) from error
+    if problems := list(option_problems(typed)):
+        raise ConfigError("; ".join(problems))
+    return typed
 
 
 def suggest(word: str, allowed: Iterable[str], under: str = "") -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.option import problem_of
+from ramet.config.keys import JOBS
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import (
@@ -33,7 +33,7 @@ from ramet.config.schema import (
     TisLevel,
     TrainConfig,
 )
-from ramet.config.sections import JOBS
+from ramet.types.option import problem_of
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TAG_NAME = re.compile(r"[^<>/\s]+")

@@ -27,12 +27,13 @@ from ramet.config.hydra_adapter import (
     unread_files,
     user_layers,
 )
+from ramet.config.keys import JOBS
 from ramet.config.provenance import Layers
 from ramet.config.request import JobRequest, read, wrong_choices
 from ramet.config.resolved import Resolved, render
 from ramet.config.schema import RolloutConfig, RunConfig
 from ramet.config.secrets import remember_environment
-from ramet.config.sections import COMPONENTS, JOBS, OWN_TRACKERS
+from ramet.config.sections import COMPONENTS, OWN_TRACKERS
 from ramet.config.settings import apply_settings
 from ramet.config.trust import code_options, trusted_recipes, untrusted
 from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all

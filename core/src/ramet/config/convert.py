@@ -18,6 +18,7 @@ from ramet.config.sections import COMPONENTS
 from ramet.config.settings import TEXT, expected_type
 from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
 from ramet.plugin_code import raised_at
+from ramet.types.option import option_problems
 
 
 def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> Config:
@@ -202,7 +203,10 @@ def _wrapped(node: DictConfig, path: str, component: Choice, problems: list[str]
 def _params(node: DictConfig, path: str, component: Choice, problems: list[str]) -> Any:
     names = OmegaConf.to_container(node, resolve=False) or {}
     try:
-        return OmegaConf.to_object(node)
+        options = OmegaConf.to_object(node)
+        if dataclasses.is_dataclass(options):
+            problems += [f"{path}.params.{problem}" for problem in option_problems(options)]
+        return options
     except OmegaConfBaseException:  # missing, or leads nowhere: no matter of the plugin's
         raise
     except (ValueError, ConfigError) as error:  # a range check in the plugin's __post_init__

@@ -9,7 +9,8 @@ from itertools import product
 from ramet.config.aliases import meant
 from ramet.config.catalog import Catalog
 from ramet.config.hydra_adapter import Override, names_of, parse, values_of
-from ramet.config.sections import COMPONENTS, GROUPS, JOBS, REPLACED, unused_key
+from ramet.config.keys import JOBS, REPLACED, unused_key
+from ramet.config.sections import COMPONENTS, GROUPS
 from ramet.config.settings import Setting
 from ramet.errors import ConfigError, raise_all
 

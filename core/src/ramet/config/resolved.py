@@ -13,8 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ramet.config.keys import JOBS
 from ramet.config.schema import Config
-from ramet.config.sections import COMPONENTS, JOBS
+from ramet.config.sections import COMPONENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

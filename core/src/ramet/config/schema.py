@@ -31,7 +31,13 @@ from ramet.config.choices import (
     TisLevel,
     WandbMode,
 )
-from ramet.config.option import option
+from ramet.types.option import Resume, option
+
+# What another value does to a resumed run. A section says so where it is the same for all its keys, else each key does.
+NUMBERS, SAFE, ORDER, SCHEDULE = Resume.NUMBERS, Resume.SAFE, Resume.ORDER, Resume.SCHEDULE
+MEMORY, FAILURES, PATIENCE = Resume.MEMORY, Resume.FAILURES, Resume.PATIENCE
+VALIDATION, MEASURED = Resume.VALIDATION, Resume.MEASURED
+NOT_IN_PLAY = {"play": None}
 
 __all__ = [
     "Attention",
@@ -70,80 +76,132 @@ __all__ = [
     "WandbConfig",
     "WandbMode",
 ]
+# fmt: off
 
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
-    name: str | None = option(None, "runs/NAME, resumed if it is there; null: a fresh directory")
-    root: str = "runs"
-    seed: int = option(1, "of all draws: tasks, rollouts, mini-batches, new weights", minimum=0, maximum=2**32 - 1)
-    deterministic: bool = option(False, "bit-identical numbers on CPU; needs engine=torch")
-    threads: int | None = option(
-        None, "torch threads; null: all cores, of a rank its part (deterministic: 1)", minimum=1
+    name: str | None = option(
+        None, "runs/NAME, resumed if it is there; null: a fresh directory", resume=SAFE, instead=NOT_IN_PLAY,
+        aka="trainer.experiment_name experiment_name output_dir run_name trainer.resume_mode"
     )
-    allow_config_change: bool = option(False, "resume although keys changed that change the numbers")
-    private: bool = option(False, "what this run writes is for its owner alone (files 0600, folders 0700)")
+    root: str = option("runs", resume=SAFE, instead=NOT_IN_PLAY, aka="trainer.default_local_dir logging_dir save_path")
+    seed: int = option(
+        1, "of all draws: tasks, rollouts, mini-batches, new weights", minimum=0, maximum=2**32 - 1, resume=ORDER
+    )
+    deterministic: bool = option(False, "bit-identical numbers on CPU; needs engine=torch", resume=NUMBERS)
+    threads: int | None = option(
+        None, "torch threads; null: all cores, of a rank its part (deterministic: 1)", minimum=1, resume=SAFE
+    )
+    allow_config_change: bool = option(
+        False, "resume although keys changed that change the numbers", resume=SAFE, instead=NOT_IN_PLAY
+    )
+    private: bool = option(
+        False, "what this run writes is for its owner alone (files 0600, folders 0700)", resume=SAFE,
+        instead=NOT_IN_PLAY
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class ColumnsConfig:
     """Names of the columns of the data files."""
 
-    id: str | None = option(None, "null: file stem and row number")
-    prompt: str = "prompt"
-    answer: str | None = option(None, "null: `answer`, or `reward_model.ground_truth` in rows that have that instead")
-    data_source: str | None = "data_source"
-    tools: str | None = "tools"
-    difficulty: str | None = option(None, "a number in every row of the training data, larger is harder")
+    id: str | None = option(None, "null: file stem and row number", resume=NUMBERS)
+    prompt: str = option("prompt", resume=NUMBERS, aka="data.prompt_key input_key")
+    answer: str | None = option(
+        None, "null: `answer`, or `reward_model.ground_truth` in rows that have that instead", resume=NUMBERS,
+        aka="data.answer_key label_key"
+    )
+    data_source: str | None = option("data_source", resume=NUMBERS, aka="data.reward_fn_key")
+    tools: str | None = option("tools", resume=NUMBERS)
+    difficulty: str | None = option(
+        None, "a number in every row of the training data, larger is harder", resume=NUMBERS
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    train: list[str] = option(factory=list, help="parquet, JSON lines, JSON arrays, or benchmark:NAME/SPLIT")
-    valid: list[str] = option(factory=list, help="as data.train")
-    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
-    max_prompt_tokens: int = option(2048, "longer tasks are left out and counted", minimum=1)
-    limit: int | None = option(None, "first tasks only", minimum=1)
-    valid_limit: int | None = option(None, minimum=1)
-    shuffle: bool = True
-    weights: dict[str, float] = option(factory=dict, help="data source -> share of draws; empty: every task as often")
-    curriculum: bool = option(False, "every pass over the data goes from easy to hard, by data.columns.difficulty")
-    min_difficulty: float | None = option(None, "easier tasks are left out and counted")
-    max_difficulty: float | None = option(None, "harder ones too")
-    on_bad_row: OnBadRow = OnBadRow.ERROR
-    chat_markup: ChatMarkup = option(ChatMarkup.KEEP, "in prompts")
+    train: list[str] = option(
+        factory=list, help="parquet, JSON lines, JSON arrays, or benchmark:NAME/SPLIT", resume=NUMBERS,
+        instead=NOT_IN_PLAY, aka="data.train_files train_files prompt_data dataset dataset_name data.path"
+    )
+    valid: list[str] = option(
+        factory=list, help="as data.train", resume=VALIDATION, instead=NOT_IN_PLAY,
+        aka="data.val_files val_files eval_dataset data.valid_files data.val data.eval"
+    )
+    columns: ColumnsConfig = option(factory=ColumnsConfig, instead=NOT_IN_PLAY)
+    max_prompt_tokens: int = option(
+        2048, "longer tasks are left out and counted", minimum=1, resume=NUMBERS,
+        aka="max_prompt_length prompt_max_len"
+    )
+    limit: int | None = option(
+        None, "first tasks only", minimum=1, resume=NUMBERS, instead=NOT_IN_PLAY,
+        aka="data.train_max_samples max_samples"
+    )
+    valid_limit: int | None = option(None, minimum=1, resume=VALIDATION, instead=NOT_IN_PLAY)
+    shuffle: bool = option(True, resume=ORDER, instead=NOT_IN_PLAY)
+    weights: dict[str, float] = option(
+        factory=dict, help="data source -> share of draws; empty: every task as often", resume=NUMBERS,
+        instead=NOT_IN_PLAY
+    )
+    curriculum: bool = option(
+        False, "every pass over the data goes from easy to hard, by data.columns.difficulty", resume=ORDER,
+        instead=NOT_IN_PLAY
+    )
+    min_difficulty: float | None = option(
+        None, "easier tasks are left out and counted", resume=NUMBERS, instead=NOT_IN_PLAY
+    )
+    max_difficulty: float | None = option(None, "harder ones too", resume=NUMBERS, instead=NOT_IN_PLAY)
+    on_bad_row: OnBadRow = option(OnBadRow.ERROR, resume=NUMBERS, instead=NOT_IN_PLAY)
+    chat_markup: ChatMarkup = option(ChatMarkup.KEEP, "in prompts", resume=NUMBERS)
 
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    path: str = option(MISSING, "a Hugging Face folder")
+    path: str = option(MISSING, "a Hugging Face folder", aka="model_name_or_path model_name pretrain")
     tokenizer: str | None = option(None, "null: the model's folder")
     chat_template: str | None = option(None, "a file; null: the tokenizer's own")
     chat_template_kwargs: dict[str, Any] = option(factory=dict, help="variables of the template: enable_thinking")
-    dtype: Dtype = Dtype.FLOAT32
-    attention: Attention = Attention.AUTO
+    dtype: Dtype = option(Dtype.FLOAT32, aka="bf16 fp16 torch_dtype model_dtype")
+    attention: Attention = option(Attention.AUTO, aka="attn_implementation flash_attn")
     device: str = option("auto", "auto, cpu, cuda")
     trust_remote_code: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig:
-    group_size: int = option(8, "M: rollouts per task, forks included", minimum=1)
-    max_turns: int = option(16, minimum=1)
-    max_tool_calls: int = option(8, minimum=0)
-    max_response_tokens: int = option(4096, "of a rollout, tool results included", minimum=1)
-    temperature: float = option(1.0, minimum=0)
-    top_p: float = option(1.0, above=0, maximum=1)
-    top_k: int = option(0, minimum=0)
-    first_tokens: int = option(20, "k: sampled tokens of a turn after which a branch policy is asked", minimum=1)
-    max_concurrent: int = option(
-        256, "rollouts in flight in one rollout worker; run.deterministic: at most the engine's slots", minimum=1
+    group_size: int = option(
+        8, "M: rollouts per task, forks included", minimum=1, resume=NUMBERS,
+        instead={"eval": "evaluate.k", "play": "--n"},
+        aka="rollout.n rollout_n num_generations n_samples_per_prompt num_rollouts group_size"
     )
-    deadline_s: float = option(1800.0, "of one rollout", above=0)
-    step_deadline_s: float = option(7200.0, "of all rollouts of a training step; train.staleness: of a group", above=0)
-    watchdog_s: float = option(60.0, "a wait older than this is printed", above=0)
+    max_turns: int = option(16, minimum=1, resume=NUMBERS, aka="max_assistant_turns max_user_turns max_iterations")
+    max_tool_calls: int = option(8, minimum=0, resume=NUMBERS, aka="call_limit")
+    max_response_tokens: int = option(
+        4096, "of a rollout, tool results included", minimum=1, resume=NUMBERS,
+        aka="max_response_length max_completion_length generate_max_len max_new_tokens max_tokens response_length"
+    )
+    temperature: float = option(
+        1.0, minimum=0, resume=NUMBERS, instead={"eval": "evaluate.temperature"}, aka="temperature"
+    )
+    top_p: float = option(1.0, above=0, maximum=1, resume=NUMBERS, instead={"eval": "evaluate.top_p"}, aka="top_p")
+    top_k: int = option(0, minimum=0, resume=NUMBERS, instead={"eval": "evaluate.top_k"}, aka="top_k")
+    first_tokens: int = option(
+        20, "k: sampled tokens of a turn after which a branch policy is asked", minimum=1, resume=NUMBERS
+    )
+    max_concurrent: int = option(
+        256, "rollouts in flight in one rollout worker; run.deterministic: at most the engine's slots", minimum=1,
+        resume=MEMORY
+    )
+    deadline_s: float = option(1800.0, "of one rollout", above=0, resume=PATIENCE)
+    step_deadline_s: float = option(
+        7200.0, "of all rollouts of a training step; train.staleness: of a group", above=0, resume=FAILURES,
+        instead={"eval": "rollout.deadline_s", "play": "rollout.deadline_s"}
+    )
+    watchdog_s: float = option(60.0, "a wait older than this is printed", above=0, resume=SAFE)
     max_infra_rate: float = option(
-        0.2, "masked by infrastructure in a step: above it the run stops", minimum=0, maximum=1
+        0.2, "masked by infrastructure in a step: above it the run stops", minimum=0, maximum=1, resume=FAILURES,
+        instead={"eval": "evaluate.max_masked_share", "play": None}
     )
 
 
@@ -155,7 +213,7 @@ class RolloutStepConfig:
     tools_in_template: bool | None = option(
         None,
         "the chat template describes the tools (`tools=`), and the step's prompt names none; null: as the step has it "
-        "(hermes: true)",
+        "(hermes: true)"
     )
 
 
@@ -171,12 +229,12 @@ class ComponentConfig:
 class ToolConfig:
     """What the tool runtime is told about one tool."""
 
-    timeout_s: float = option(60.0, "of one attempt", above=0)
-    retries: int = option(2, "after infrastructure errors only", minimum=0)
-    concurrency: int = option(64, minimum=1)
-    max_result_tokens: int = option(1024, "longer results are cut, with a visible mark", minimum=1)
-    use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
-    params: Any = None
+    timeout_s: float = option(60.0, "of one attempt", above=0, resume=PATIENCE)
+    retries: int = option(2, "after infrastructure errors only", minimum=0, resume=PATIENCE)
+    concurrency: int = option(64, minimum=1, resume=FAILURES)
+    max_result_tokens: int = option(1024, "longer results are cut, with a visible mark", minimum=1, resume=NUMBERS)
+    use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself", resume=NUMBERS)
+    params: Any = option(None, resume=NUMBERS)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -188,10 +246,7 @@ class RewardConfig:
     timeout_s: float = option(600.0, "of one attempt", above=0)
     retries: int = option(2, "after infrastructure errors only", minimum=0)
     max_unjudged: float = option(
-        0.05,
-        "share of a step that it may leave unjudged; more (and over 3) stop the run",
-        minimum=0,
-        maximum=1,
+        0.05, "share of a step that it may leave unjudged; more (and over 3) stop the run", minimum=0, maximum=1
     )
     resample: bool = option(False, "train.resample_rounds compares this score, and others that say so, not the total")
     use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
@@ -217,131 +272,247 @@ class BenchmarkConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
-    steps: int | None = option(None, "null: one pass over the data", minimum=1)
-    tasks_per_step: int = option(64, "P", minimum=1)
+    steps: int | None = option(
+        None, "null: one pass over the data", minimum=1, resume=SCHEDULE,
+        aka="total_epochs total_training_steps num_train_epochs max_steps num_episodes total_steps"
+    )
+    tasks_per_step: int = option(
+        64, "P", minimum=1, resume=ORDER,
+        aka="train_batch_size per_device_train_batch_size rollout_batch_size gen_batch_size batch_size"
+    )
     resample_rounds: int = option(
-        0, "dynamic sampling: how often groups of equal rewards are replaced by those of other tasks", minimum=0
+        0, "dynamic sampling: how often groups of equal rewards are replaced by those of other tasks", minimum=0,
+        resume=NUMBERS, aka="filter_groups.enable filter_groups.max_num_gen_batches dynamic_filtering"
     )
     stored_prefix_tokens: int = option(
-        4_000_000, "kept of earlier groups for branch policies that start from them; the oldest go first", minimum=0
+        4_000_000, "kept of earlier groups for branch policies that start from them; the oldest go first", minimum=0,
+        resume=NUMBERS
     )
-    minibatches: int = option(1, "optimiser steps per pass over a step's batch", minimum=1)
+    minibatches: int = option(
+        1, "optimiser steps per pass over a step's batch", minimum=1, resume=NUMBERS,
+        aka="ppo_mini_batch_size mini_batch_size num_mini_batches steps_per_generation"
+    )
     minibatch_of: MinibatchOf = option(
-        MinibatchOf.AUTO, "what they are drawn from; auto: groups where policy.share_prefixes shares, else rollouts"
+        MinibatchOf.AUTO, "what they are drawn from; auto: groups where policy.share_prefixes shares, else rollouts",
+        resume=NUMBERS
     )
-    epochs: int = option(1, "passes over a step's batch", minimum=1)
-    old_logprobs: OldLogprobs = OldLogprobs.TRAINER
-    loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
-    tis_cap: float | None = option(2.0, "truncated importance sampling of pi_old / mu; null: off", above=0)
-    tis_level: TisLevel = option(TisLevel.TOKEN, "sequence: one weight for all tokens of a rollout")
+    epochs: int = option(
+        1, "passes over a step's batch", minimum=1, resume=NUMBERS, aka="ppo_epochs num_iterations num_ppo_epochs"
+    )
+    old_logprobs: OldLogprobs = option(OldLogprobs.TRAINER, resume=NUMBERS)
+    loss_aggregation: LossAggregation = option(
+        LossAggregation.TOKEN_MEAN, resume=NUMBERS, aka="loss_agg_mode loss_type"
+    )
+    tis_cap: float | None = option(
+        2.0, "truncated importance sampling of pi_old / mu; null: off", above=0, resume=NUMBERS,
+        aka="tis_imp_ratio_cap vllm_importance_sampling_cap"
+    )
+    tis_level: TisLevel = option(TisLevel.TOKEN, "sequence: one weight for all tokens of a rollout", resume=NUMBERS)
     token_band: list[float] | None = option(
-        None, "[low, high] of a token's pi_old / mu; others weigh 0 (IcePop: [0.5, 5.0])"
+        None, "[low, high] of a token's pi_old / mu; others weigh 0 (IcePop: [0.5, 5.0])", resume=NUMBERS
     )
     sequence_band: list[float] | None = option(
-        None, "[low, high] of the geometric mean of pi_old / mu in a rollout; others weigh 0"
+        None, "[low, high] of the geometric mean of pi_old / mu in a rollout; others weigh 0", resume=NUMBERS
     )
     negative_gap_max: float | None = option(
-        None, "rollouts with a negative advantage and a larger mean of log(mu / pi) weigh 0 (DeepSeek-V3.2)", above=0
+        None, "rollouts with a negative advantage and a larger mean of log(mu / pi) weigh 0 (DeepSeek-V3.2)", above=0,
+        resume=NUMBERS
     )
-    kl_coef: float = option(0.0, "0 loads no reference", minimum=0)
-    kl_estimator: KlEstimator | None = option(None, "null: k3; with train.kl_in=reward k1, which is for that alone")
-    kl_in: KlIn = option(KlIn.LOSS, "reward: taken off the returns of sampled tokens")
-    kl_target: float | None = option(None, "kl_coef follows this KL; null: it is fixed", above=0)
-    kl_horizon: int = option(10_000, "rollouts in which kl_coef may change by 20 %", minimum=1)
-    entropy_coef: float = 0.0
-    eval_every: int = option(0, "steps between validations on data.valid; 0: never", minimum=0)
-    eval_first: bool = option(False, "also before the first step")
-    eval_k: int = option(1, "rollouts per task of a validation", minimum=1)
-    eval_temperature: float | None = option(None, "null: of benchmarks as in `ramet eval`, else 0 (greedy)", minimum=0)
-    eval_top_p: float | None = option(None, "null: of benchmarks as in `ramet eval`, else 1", above=0, maximum=1)
-    eval_top_k: int | None = option(None, "null: of benchmarks as in `ramet eval`, else 0 (off)", minimum=0)
+    kl_coef: float = option(
+        0.0, "0 loads no reference", minimum=0, resume=NUMBERS,
+        aka="kl_coef beta kl_loss_coef use_kl_loss init_kl_coef use_kl_in_reward"
+    )
+    kl_estimator: KlEstimator | None = option(
+        None, "null: k3; with train.kl_in=reward k1, which is for that alone", resume=NUMBERS,
+        aka="kl_loss_type kl_penalty kl_estimator"
+    )
+    kl_in: KlIn = option(KlIn.LOSS, "reward: taken off the returns of sampled tokens", resume=NUMBERS)
+    kl_target: float | None = option(None, "kl_coef follows this KL; null: it is fixed", above=0, resume=NUMBERS)
+    kl_horizon: int = option(10_000, "rollouts in which kl_coef may change by 20 %", minimum=1, resume=NUMBERS)
+    entropy_coef: float = option(0.0, resume=NUMBERS, aka="entropy_coeff entropy_loss_coef ent_coef")
+    eval_every: int = option(
+        0, "steps between validations on data.valid; 0: never", minimum=0, resume=SAFE,
+        aka="test_freq eval_steps eval_freq"
+    )
+    eval_first: bool = option(False, "also before the first step", resume=NUMBERS, aka="val_before_train eval_on_start")
+    eval_k: int = option(1, "rollouts per task of a validation", minimum=1, resume=VALIDATION, aka="val_kwargs.n")
+    eval_temperature: float | None = option(
+        None, "null: of benchmarks as in `ramet eval`, else 0 (greedy)", minimum=0, resume=VALIDATION,
+        aka="val_kwargs.temperature"
+    )
+    eval_top_p: float | None = option(
+        None, "null: of benchmarks as in `ramet eval`, else 1", above=0, maximum=1, resume=VALIDATION,
+        aka="val_kwargs.top_p"
+    )
+    eval_top_k: int | None = option(
+        None, "null: of benchmarks as in `ramet eval`, else 0 (off)", minimum=0, resume=VALIDATION,
+        aka="val_kwargs.top_k"
+    )
     keep_best: str | None = option(
-        None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well"
+        None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well", resume=SAFE
     )
-    staleness: int = option(0, "S: updates that rollouts may lag; over 0, groups of S more steps play ahead", minimum=0)
-    save_every: int = option(10, "steps between checkpoints; the last step is always saved", minimum=1)
-    async_save: bool = option(False, "go on while a checkpoint is written")
-    keep_checkpoints: int = option(3, minimum=1)
-    max_bad_steps: int = option(3, "non-finite updates in a row before the run stops", minimum=1)
+    staleness: int = option(
+        0, "S: updates that rollouts may lag; over 0, groups of S more steps play ahead", minimum=0, resume=NUMBERS
+    )
+    save_every: int = option(
+        10, "steps between checkpoints; the last step is always saved", minimum=1, resume=SAFE,
+        aka="save_freq save_steps"
+    )
+    async_save: bool = option(False, "go on while a checkpoint is written", resume=SAFE)
+    keep_checkpoints: int = option(
+        3, minimum=1, resume=SAFE, aka="max_actor_ckpt_to_keep save_total_limit max_ckpt_num"
+    )
+    max_bad_steps: int = option(3, "non-finite updates in a row before the run stops", minimum=1, resume=NUMBERS)
     grace_s: float = option(
-        60.0, "from SIGTERM or SIGINT to the checkpoint; an update that has begun is carried through", minimum=0
+        60.0, "from SIGTERM or SIGINT to the checkpoint; an update that has begun is carried through", minimum=0,
+        resume=SAFE
     )
-    print_samples: int = option(0, "rollouts to print after each step: best, worst, then others by the seed", minimum=0)
+    print_samples: int = option(
+        0, "rollouts to print after each step: best, worst, then others by the seed", minimum=0, resume=SAFE
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
-    lr: float = option(1e-6, minimum=0)
-    beta1: float = option(0.9, minimum=0, maximum=1)
-    beta2: float = option(0.999, minimum=0, maximum=1)
-    weight_decay: float = option(0.01, minimum=0)
-    grad_clip: float = option(1.0, above=0)
-    schedule: Schedule = Schedule.CONSTANT
-    warmup_steps: int = option(0, "training steps", minimum=0)
-    min_lr_ratio: float = option(0.0, "of lr, at the end of the schedule", minimum=0, maximum=1)
-    max_microbatch_tokens: int = option(16384, "packed tokens per micro-batch", minimum=1)
+    lr: float = option(1e-6, minimum=0, resume=NUMBERS, aka="lr learning_rate optim.lr actor_learning_rate")
+    beta1: float = option(0.9, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta1")
+    beta2: float = option(0.999, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta2")
+    weight_decay: float = option(0.01, minimum=0, resume=NUMBERS)
+    grad_clip: float = option(1.0, above=0, resume=NUMBERS, aka="clip_grad max_grad_norm max_norm gradient_clipping")
+    schedule: Schedule = option(Schedule.CONSTANT, resume=NUMBERS, aka="lr_scheduler_type lr_scheduler warmup_style")
+    warmup_steps: int = option(
+        0, "training steps", minimum=0, resume=NUMBERS,
+        aka="lr_warmup_steps warmup_ratio lr_warmup_steps_ratio lr_warmup_ratio"
+    )
+    min_lr_ratio: float = option(0.0, "of lr, at the end of the schedule", minimum=0, maximum=1, resume=NUMBERS)
+    max_microbatch_tokens: int = option(
+        16384, "packed tokens per micro-batch", minimum=1, resume=MEMORY,
+        aka="ppo_micro_batch_size_per_gpu ppo_micro_batch_size ppo_max_token_len_per_gpu micro_train_batch_size "
+            "log_prob_micro_batch_size_per_gpu gradient_accumulation_steps max_tokens_per_gpu"
+    )
     share_prefixes: SharePrefixes = option(
         SharePrefixes.AUTO,
-        "compute once what rollouts of a group have in common; auto: on a CPU with sdpa, where unique tokens are under "
-        "85 %",
+        "compute once what rollouts of a group have in common; auto: on a CPU with sdpa, where unique tokens are "
+        "under 85 %", resume=NUMBERS
     )
-    activation_checkpointing: bool = False
-    sequence_parallel: int = option(1, "ranks that share each sequence (Ulysses)", minimum=1)
-    replicas: int = option(1, "copies of the weights, each sharded over as many neighbouring ranks (HSDP)", minimum=1)
-    offload: Offload = Offload.NONE
-    compile: bool = option(False, "torch.compile of every block")
+    activation_checkpointing: bool = option(
+        False, resume=MEMORY, aka="gradient_checkpointing enable_gradient_checkpointing"
+    )
+    sequence_parallel: int = option(
+        1, "ranks that share each sequence (Ulysses)", minimum=1, resume=NUMBERS,
+        aka="ulysses_sequence_parallel_size ring_attn_size"
+    )
+    replicas: int = option(
+        1, "copies of the weights, each sharded over as many neighbouring ranks (HSDP)", minimum=1, resume=SAFE,
+        aka="data_parallel_replicate_degree dp_replicate_size"
+    )
+    offload: Offload = option(
+        Offload.NONE, resume=SAFE, aka="param_offload optimizer_offload offload_policy adam_offload"
+    )
+    compile: bool = option(False, "torch.compile of every block", resume=NUMBERS, aka="use_torch_compile torch_compile")
     lora_rank: int = option(
-        0, "0: all weights are trained; over 0: adapters of this rank on every linear layer", minimum=0
+        0, "0: all weights are trained; over 0: adapters of this rank on every linear layer", minimum=0, resume=NUMBERS,
+        aka="lora_r use_peft model.lora_rank"
     )
 
 
 @dataclass(kw_only=True, slots=True)
 class SftConfig:
-    data: list[str] = option(factory=list, help="JSON or parquet, sharegpt rows")
-    malformed: Malformed = option(Malformed.ERROR, "traces that break the format; skip: left out; keep: trained on")
-    mask_tags: list[str] = option(factory=list, help="tags of further tools whose results are masked")
-    strategy: Strategy = option(Strategy.NONE, "over cluster.policy_workers processes")
-    epochs: float = option(3.0, above=0)
-    max_steps: int | None = option(None, minimum=1)
-    sequences_per_step: int = option(16, "of an optimiser step, over all workers", minimum=1)
-    max_microbatch_tokens: int = option(16384, "tokens per forward pass on one device", minimum=1)
-    lr: float = option(7e-6, minimum=0)
-    beta2: float = option(0.999, minimum=0, maximum=1)
-    schedule: Schedule = Schedule.COSINE
-    warmup_ratio: float = option(0.1, minimum=0, maximum=1)
-    weight_decay: float = option(0.0, minimum=0)
-    max_tokens: int = option(4096, "longer rows are left out and counted", minimum=1)
-    save_every: int = option(500, minimum=1)
-    log_every: int = option(10, minimum=1)
-    out: str | None = option(None, "folder of the trained model; null: the run's `model`")
+    data: list[str] = option(
+        factory=list, help="JSON or parquet, sharegpt rows", resume=NUMBERS,
+        aka="data.train_files train_files dataset dataset_name data.train data.path train_file"
+    )
+    malformed: Malformed = option(
+        Malformed.ERROR, "traces that break the format; skip: left out; keep: trained on", resume=NUMBERS
+    )
+    mask_tags: list[str] = option(factory=list, help="tags of further tools whose results are masked", resume=NUMBERS)
+    strategy: Strategy = option(
+        Strategy.NONE, "over cluster.policy_workers processes", resume=NUMBERS, aka="deepspeed fsdp zero_stage"
+    )
+    epochs: float = option(3.0, above=0, resume=NUMBERS, aka="total_epochs num_train_epochs max_epochs num_epochs")
+    max_steps: int | None = option(None, minimum=1, resume=NUMBERS, aka="total_training_steps total_steps steps")
+    sequences_per_step: int = option(
+        16, "of an optimiser step, over all workers", minimum=1, resume=NUMBERS,
+        aka="train_batch_size batch_size per_device_train_batch_size"
+    )
+    max_microbatch_tokens: int = option(
+        16384, "tokens per forward pass on one device", minimum=1, resume=NUMBERS,
+        aka="per_device_train_batch_size micro_batch_size_per_gpu micro_train_batch_size max_tokens_per_gpu "
+            "gradient_accumulation_steps accumulate packing"
+    )
+    lr: float = option(7e-6, minimum=0, resume=NUMBERS, aka="lr learning_rate optim.lr")
+    beta2: float = option(0.999, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta2")
+    schedule: Schedule = option(Schedule.COSINE, resume=NUMBERS, aka="lr_scheduler_type lr_scheduler")
+    warmup_ratio: float = option(
+        0.1, minimum=0, maximum=1, resume=NUMBERS,
+        aka="warmup_steps lr_warmup_steps lr_warmup_ratio lr_warmup_steps_ratio"
+    )
+    weight_decay: float = option(0.0, minimum=0, resume=NUMBERS)
+    max_tokens: int = option(
+        4096, "longer rows are left out and counted", minimum=1, resume=NUMBERS,
+        aka="max_length max_seq_length max_seq_len max_len cutoff_len"
+    )
+    save_every: int = option(500, minimum=1, resume=SAFE, aka="save_freq save_steps")
+    log_every: int = option(10, minimum=1, resume=SAFE, aka="logging_steps")
+    out: str | None = option(None, "folder of the trained model; null: the run's `model`", resume=SAFE)
 
 
 @dataclass(kw_only=True, slots=True)
 class EvaluateConfig:
-    k: int = option(1, "rollouts per task", minimum=1)
-    pass_at: list[int] = option(factory=list, help="the j of pass@j; empty: powers of two below k, and k")
-    temperature: float | None = option(None, "null: the benchmark's own, else 0.6", minimum=0)
-    top_p: float | None = option(None, "null: the benchmark's own, else 0.95", above=0, maximum=1)
-    top_k: int | None = option(None, "null: the benchmark's own, else 0, which is off", minimum=0)
-    min_p: float | None = option(None, "null: the benchmark's own, else 0, which is off", minimum=0, maximum=1)
-    repetition_penalty: float | None = option(None, "null: the benchmark's own, else 1, which is off", above=0)
-    max_masked_share: float = option(
-        0.05, "of a benchmark's rollouts, masked or not judged: above it there are no results", minimum=0, maximum=1
+    k: int = option(
+        1, "rollouts per task", minimum=1, resume=SAFE, instead={"train": "train.eval_k"},
+        aka="rollout.n num_generations n_samples_per_prompt val_kwargs.n n_samples pass_k"
     )
-    out: str | None = option(None, "results file; null: the run's `results.json`")
+    pass_at: list[int] = option(
+        factory=list, help="the j of pass@j; empty: powers of two below k, and k", resume=SAFE, instead={"train": None}
+    )
+    temperature: float | None = option(
+        None, "null: the benchmark's own, else 0.6", minimum=0, resume=VALIDATION,
+        aka="temperature val_kwargs.temperature"
+    )
+    top_p: float | None = option(
+        None, "null: the benchmark's own, else 0.95", above=0, maximum=1, resume=VALIDATION,
+        aka="top_p val_kwargs.top_p"
+    )
+    top_k: int | None = option(
+        None, "null: the benchmark's own, else 0, which is off", minimum=0, resume=VALIDATION,
+        aka="top_k val_kwargs.top_k"
+    )
+    min_p: float | None = option(
+        None, "null: the benchmark's own, else 0, which is off", minimum=0, maximum=1, resume=VALIDATION
+    )
+    repetition_penalty: float | None = option(
+        None, "null: the benchmark's own, else 1, which is off", above=0, resume=VALIDATION
+    )
+    max_masked_share: float = option(
+        0.05, "of a benchmark's rollouts, masked or not judged: above it there are no results", minimum=0, maximum=1,
+        resume=SAFE, instead={"train": "rollout.max_infra_rate"}
+    )
+    out: str | None = option(
+        None, "results file; null: the run's `results.json`", resume=SAFE, instead={"train": None}, aka="output_path"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class ClusterConfig:
     name: str = option("local", "local: everything in this process; ray", choices=("local", "ray"))
-    address: str | None = option(None, "of a running Ray cluster, `auto` finds it; null: starts one on this machine")
-    policy_workers: int = option(1, "ranks of the policy", minimum=1)
-    rollout_workers: int = option(1, "engines, each with its own scheduler", minimum=1)
-    colocate: bool = option(False, "policy and rollout workers take turns on the same devices")
+    address: str | None = option(
+        None, "of a running Ray cluster, `auto` finds it; null: starts one on this machine", instead={"sft": None}
+    )
+    policy_workers: int = option(
+        1, "ranks of the policy", minimum=1,
+        aka="n_gpus_per_node nnodes num_gpus n_gpus gpus num_processes actor_num_gpus_per_node"
+    )
+    rollout_workers: int = option(
+        1, "engines, each with its own scheduler", minimum=1, instead={"sft": None}, aka="vllm_num_engines num_engines"
+    )
+    colocate: bool = option(
+        False, "policy and rollout workers take turns on the same devices", instead={"sft": None},
+        aka="hybrid_engine colocate_all_models vllm_mode"
+    )
     timeout_s: float = option(
-        1800.0,
-        "of every wait for a worker: start, weight sync, save; of an update, from its last micro-batch on",
-        above=0,
+        1800.0, "of every wait for a worker: start, weight sync, save; of an update, from its last micro-batch on",
+        above=0
     )
 
 
@@ -349,7 +520,9 @@ class ClusterConfig:
 class WandbConfig:
     """Options of the tracker `wandb`."""
 
-    project: str | None = option(None, "null: WANDB_PROJECT, or `ramet`")
+    project: str | None = option(
+        None, "null: WANDB_PROJECT, or `ramet`", aka="trainer.project_name project_name wandb_project"
+    )
     entity: str | None = option(None, "user or team; null: WANDB_ENTITY, or the key's own")
     name: str | None = option(None, "of the run there; null: the name of its directory")
     group: str | None = option(None, "of runs there")
@@ -361,22 +534,38 @@ class WandbConfig:
 class Config:
     """Everything a run is told. `tools`, `rewards` and `benchmarks` map registered names to their settings."""
 
-    run: RunConfig = field(default_factory=RunConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    engine: ComponentConfig = field(default_factory=ComponentConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    rollout_step: RolloutStepConfig = field(default_factory=RolloutStepConfig)
-    branch_policy: ComponentConfig = field(default_factory=ComponentConfig)
-    tools: dict[str, ToolConfig] = field(default_factory=dict)
-    rewards: dict[str, RewardConfig] = field(default_factory=dict)
-    advantage: ComponentConfig = field(default_factory=ComponentConfig)
-    policy_loss: ComponentConfig = field(default_factory=ComponentConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    sft: SftConfig = field(default_factory=SftConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    benchmarks: dict[str, BenchmarkConfig] = field(default_factory=dict)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    trackers: list[str] = field(default_factory=lambda: ["console", "jsonl"])
-    wandb: WandbConfig = field(default_factory=WandbConfig)
+    run: RunConfig = option(factory=RunConfig, jobs="train sft eval play judge")
+    data: DataConfig = option(factory=DataConfig, jobs="train eval data play")
+    model: ModelConfig = option(factory=ModelConfig, resume=NUMBERS, jobs="train sft eval data play judge")
+    engine: ComponentConfig = option(
+        factory=ComponentConfig, resume=NUMBERS, jobs="train eval play", aka="rollout.name use_vllm backend"
+    )
+    rollout: RolloutConfig = option(factory=RolloutConfig, jobs="train eval play")
+    rollout_step: RolloutStepConfig = option(factory=RolloutStepConfig, resume=NUMBERS, jobs="train sft eval data play")
+    branch_policy: ComponentConfig = option(
+        factory=ComponentConfig, resume=NUMBERS, jobs="train", aka="beam_size branch_probability entropy_weight"
+    )
+    tools: dict[str, ToolConfig] = option(factory=dict, jobs="train sft eval data play")
+    rewards: dict[str, RewardConfig] = option(
+        factory=dict, resume=NUMBERS, jobs="train judge",
+        aka="reward_funcs reward_function custom_reward_function.path custom_reward_function.name "
+            "reward_model.reward_manager"
+    )
+    advantage: ComponentConfig = option(
+        factory=ComponentConfig, resume=NUMBERS, jobs="train",
+        aka="algorithm.adv_estimator adv_estimator advantage_estimator"
+    )
+    policy_loss: ComponentConfig = option(factory=ComponentConfig, resume=NUMBERS, jobs="train")
+    train: TrainConfig = option(factory=TrainConfig, jobs="train")
+    policy: PolicyConfig = option(factory=PolicyConfig, jobs="train")
+    sft: SftConfig = option(factory=SftConfig, jobs="sft data")
+    evaluate: EvaluateConfig = option(factory=EvaluateConfig, jobs="train eval")
+    benchmarks: dict[str, BenchmarkConfig] = option(
+        factory=dict, resume=MEASURED, jobs="train eval", aka="tasks eval_tasks"
+    )
+    cluster: ClusterConfig = option(factory=ClusterConfig, resume=SAFE, jobs="train sft eval")
+    trackers: list[str] = option(
+        factory=lambda: ["console", "jsonl"], resume=SAFE, jobs="train sft eval",
+        aka="trainer.logger report_to logger use_wandb"
+    )
+    wandb: WandbConfig = option(factory=WandbConfig, resume=SAFE, jobs="train sft eval")

@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.aliases import FOREIGN_SECTIONS, meant
 from ramet.config.catalog import first_line, suggest
-from ramet.config.sections import COMPONENTS, GROUPS, JOBS, unused_key
+from ramet.config.keys import JOBS, unused_key
+from ramet.config.sections import COMPONENTS, GROUPS
 
 MANY = frozenset(group.name for group in COMPONENTS if group.many)
 SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)

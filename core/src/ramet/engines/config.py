@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ramet.helpers.openai.options import OpenAIOptions
+from ramet.types.option import Resume, option
 
 
 @dataclass(kw_only=True, slots=True)
@@ -15,13 +16,9 @@ class TorchEngineConfig:
     rollout allow. prefill_tokens: prompt tokens computed between two decode steps at most.
     """
 
-    slots: int = 64
+    slots: int = option(64, minimum=4, resume=Resume.MEMORY)
     max_tokens: int | None = None
     prefill_tokens: int = 2048
-
-    def __post_init__(self) -> None:
-        if self.slots < 4:
-            raise ValueError(f"slots must be at least 4, got {self.slots}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,31 +39,17 @@ class VllmEngineConfig:
     and up to so many less one are sampled after a stop and dropped.
     """
 
-    tensor_parallel: int = 1
-    timeout_s: float = 600.0
-    transfer: str | None = None
-    slots: int = 256
+    tensor_parallel: int = option(1, minimum=1, resume=Resume.FAILURES)
+    timeout_s: float = option(600.0, above=0, resume=Resume.PATIENCE)
+    transfer: str | None = option(None, choices=("host", "nccl", "ipc"))
+    slots: int = option(256, minimum=1, resume=Resume.MEMORY)
     max_tokens: int | None = None
     prefill_tokens: int | None = None
-    kv_cache_bytes: int | None = None
-    gpu_memory_utilization: float = 0.5
+    kv_cache_bytes: int | None = option(None, resume=Resume.MEMORY)
+    gpu_memory_utilization: float = option(0.5, above=0, maximum=1, resume=Resume.MEMORY)
     enforce_eager: bool | None = None
     seeds: bool = False
-    stream_interval: int = 1
-
-    def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ValueError(f"slots must be at least 1, got {self.slots}")
-        if self.stream_interval < 1:
-            raise ValueError(f"stream_interval must be at least 1, got {self.stream_interval}")
-        if self.tensor_parallel < 1:
-            raise ValueError(f"tensor_parallel must be at least 1, got {self.tensor_parallel}")
-        if self.transfer not in (None, "host", "nccl", "ipc"):
-            raise ValueError(f"transfer must be null, host, nccl or ipc, got {self.transfer!r}")
-        if self.timeout_s <= 0:
-            raise ValueError(f"timeout_s must be over 0, got {self.timeout_s}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization must be over 0 and at most 1, got {self.gpu_memory_utilization}")
+    stream_interval: int = option(1, minimum=1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,14 +62,18 @@ class OpenAIEngineConfig:
     minutes for.
     """
 
-    slots: int = 256
+    slots: int = option(256, minimum=1, resume=Resume.MEMORY)
     token_ids: bool = True
     logprobs: bool = False
-    server: OpenAIOptions = field(default_factory=lambda: OpenAIOptions(timeout_s=600.0))
-
-    def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ValueError(f"slots must be at least 1, got {self.slots}")
+    server: OpenAIOptions = option(
+        factory=lambda: OpenAIOptions(timeout_s=600.0),
+        resume={
+            "timeout_s": Resume.PATIENCE,
+            "retries": Resume.PATIENCE,
+            "per_s": Resume.FAILURES,
+            "max_requests": Resume.FAILURES,
+        },
+    )
 
     def server_at(self, urls: list[str]) -> OpenAIOptions:
         """The options of a client of these servers."""

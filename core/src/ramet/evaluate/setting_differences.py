@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramet.config.sections import REPLACED
+from ramet.config.keys import REPLACED
 from ramet.config.stored import stored_names
 from ramet.evaluate.header import SELECTION
 from ramet.runs.resume import ABSENT, config_differences, is_safe

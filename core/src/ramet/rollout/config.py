@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramet.config.option import check_options, option
 from ramet.config.secrets import hide
 from ramet.rollout.steps.json_calls import FORMS
+from ramet.types.option import option
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,9 +35,6 @@ class HermesConfig:
     )
     instruction: str = option("", "system message where the task has none, such as how to write the answer")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class McpConfig:
@@ -63,7 +60,6 @@ class McpConfig:
     connect_timeout_s: float = option(30.0, above=0)
 
     def __post_init__(self) -> None:
-        check_options(self)
         if bool(self.command) == (self.url is not None):
             raise ValueError("give either command or url")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
@@ -100,9 +96,6 @@ class NoBranchConfig:
         minimum=1,
     )
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class ShuffledConfig:
@@ -110,9 +103,6 @@ class ShuffledConfig:
 
     policy: str = option("", "the branch policy under test; must be named")
     params: dict[str, Any] = option(factory=dict, help="its options")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,9 +113,6 @@ class RandomBranchConfig:
         None, "started from the prompt at once; null: half the budget, at least one", minimum=1
     )
     probability: float = option(0.5, "of a fork after each tool result", minimum=0, maximum=1)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,9 +125,6 @@ class ValueGuidedConfig:
     rounds: int = option(2, "in which the rest of the budget is used", minimum=1)
     failed_below: float = option(0.5, "a rollout has failed if its reward is below it")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class TokenEntropyConfig:
@@ -152,18 +136,12 @@ class TokenEntropyConfig:
     min_entropy: float = option(0.5, "nats, of the token; 0.69 is a coin flip between two tokens", minimum=0)
     max_forks: int = option(1, "of one rollout", minimum=1)
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class StoredPrefixConfig:
     """Groups that start from stored prefixes of earlier steps."""
 
     probability: float = option(0.5, "of a group to start from one, where its task has any", minimum=0, maximum=1)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -174,9 +152,6 @@ class TreeExpansionConfig:
         None, "M, rollouts started from the prompt; null: so many that one round fills the group", minimum=1
     )
     expansions: int = option(2, "N, turns of a tree at which it is expanded in a round", minimum=1)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)

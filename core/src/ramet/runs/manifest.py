@@ -26,10 +26,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.choices import accept_enum_values
+from ramet.config.keys import JOBS
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ComponentConfig, ModelConfig
 from ramet.config.secrets import hide_argument
-from ramet.config.sections import JOBS
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.plugin_code import code_hash, object_hash

@@ -8,7 +8,6 @@ nothing would show it. A training that has saved nothing starts again, whatever 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,42 +15,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from ramet.config.keys import resume_of
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
 from ramet.runs.manifest import BROKEN_CONFIG, DataRecord, Manifest, PluginRecord, read_config, read_manifest
 from ramet.runs.own_files import has_saved
+from ramet.types.option import Resume
 
 logger = logging.getLogger(__name__)
-SAFE = frozenset({
-    "run.name", "run.root", "run.threads", "run.allow_config_change", "run.private", "train.steps", "train.eval_every",
-    "train.save_every", "train.async_save", "train.keep_checkpoints", "train.keep_best", "train.grace_s",
-    "train.print_samples",
-    "policy.offload", "policy.replicas", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every",
-    "sft.out",
-})  # fmt: skip
-# What a training may be given after it ran out of memory: other sums of the same numbers, or another order in which
-# rollouts end. Only with run.deterministic are the numbers otherwise the same to the bit.
-MEMORY = re.compile(
-    r"policy\.(max_microbatch_tokens|activation_checkpointing)|rollout\.max_concurrent"
-    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization)"
-)
-ORDER = frozenset({"run.seed", "data.shuffle", "data.curriculum", "train.tasks_per_step"})  # which tasks a step gets
-VALIDATION = (  # of a training run
-    "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
-    "benchmarks", "evaluate.temperature", "evaluate.top_p", "evaluate.top_k", "evaluate.min_p",
-    "evaluate.repetition_penalty",
-)  # fmt: skip
-SAFE_SECTIONS = ("trackers", "wandb", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"
 NEW_OF_REWARDS = {"resample": False, "max_unjudged": 0.05, "retries": 2}  # defaults of keys that came later
-# What else may change in the course of an evaluation: it decides how much fails, not what is measured.
-EVAL_SAFE = re.compile(
-    r"rollout\.(max_concurrent|step_deadline_s|max_infra_rate)|tools\.\w+\.concurrency"
-    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization|tensor_parallel|server\.per_s|server\.max_requests)"
-)
-EVAL_RAISED = re.compile(
-    r"rollout\.deadline_s|tools\.\w+\.(timeout_s|retries)|engine\.params\.(server\.)?(timeout_s|retries)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +95,7 @@ def changes(old: RunState, new: RunState) -> Changes:
         if _means_the_same(key, before, after, new.config):
             continue
         text = f"{key} was {before}, is {after}"
-        if job == "train" and key in ORDER:
+        if job == "train" and resume_of(key) is Resume.ORDER:
             found.fatal[text] = (
                 "it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo it, or "
                 "choose another run.name"
@@ -168,25 +141,29 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_safe(job: str, key: str, before: Any, after: Any) -> bool:
-    """Whether this change of a key cannot alter what `job` trains or measures."""
-    if key in SAFE or _within(key, SAFE_SECTIONS):
-        return True
-    if job != "eval":
-        return job == "train" and (_within(key, VALIDATION) or MEMORY.fullmatch(key) is not None)
-    return EVAL_SAFE.fullmatch(key) is not None or (EVAL_RAISED.fullmatch(key) is not None and _is_more(before, after))
-
-
-def _within(key: str, sections: tuple[str, ...]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
+    """Return whether this change of a key cannot alter what `job` trains or measures."""
+    match resume_of(key):
+        case Resume.SAFE | Resume.SCHEDULE | Resume.MEMORY | Resume.VALIDATION:
+            return True
+        case Resume.MEASURED:
+            return job != "eval"
+        case Resume.FAILURES:
+            return job == "eval"
+        case Resume.PATIENCE:
+            return job == "eval" and _is_more(before, after)
+    return False
 
 
 def _matters_here(key: str, old: str, new: str) -> bool:
-    """Whether a key that is safe in other runs is not safe here: `train.keep_best` compares results of validation."""
-    if key == "train.steps":
-        return _steps_set_the_rate(new)
-    if MEMORY.fullmatch(key):
-        return _flat(new).get("run.deterministic") is True
-    return _within(key, VALIDATION) and _keep_best(old) == _keep_best(new) is not None
+    """Return whether a key that is safe in other runs is not safe here, by other keys of the run."""
+    match resume_of(key):
+        case Resume.SCHEDULE:
+            return _steps_set_the_rate(new)
+        case Resume.MEMORY:
+            return _flat(new).get("run.deterministic") is True
+        case Resume.VALIDATION | Resume.MEASURED:  # `train.keep_best` compares their results
+            return _keep_best(old) == _keep_best(new) is not None
+    return False
 
 
 def _keep_best(config: str) -> str | None:

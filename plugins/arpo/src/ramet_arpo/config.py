@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ramet import EntropyScale
+from ramet import EntropyScale, option
 
 BETA, SCALE = 0.2, EntropyScale.SUM_LN_VOCAB
 
@@ -43,16 +43,24 @@ class Multiplicity(StrEnum):
 class ArpoConfig:
     """ARPO's entropy-based adaptive rollout (arXiv 2507.19849, §3.1). The budget M is `rollout.group_size`."""
 
-    initial_rollouts: int | None = None  # N, started from the prompt at once; null: half the budget, at least one
-    window: int | None = None  # k, tokens whose entropies are compared; null: all of rollout.first_tokens
-    rule: Rule = Rule.THRESHOLD  # fork where the score is over tau, or with the score as its probability
-    alpha: float = 0.5  # score = alpha + beta * (change of entropy)
+    initial_rollouts: int | None = option(
+        None, "N, started from the prompt at once; null: half the budget, at least one", minimum=1
+    )
+    window: int | None = option(
+        None, "k, tokens whose entropies are compared; null: all of rollout.first_tokens", minimum=1
+    )
+    rule: Rule = option(Rule.THRESHOLD, "fork where the score is over tau, or with the score as its probability")
+    alpha: float = option(0.5, "score = alpha + beta * (change of entropy)")
     beta: float = BETA
-    tau: float = 0.5  # threshold of the score; equal to alpha: every rise forks, whatever beta and normalizer are
-    branches: int = 1  # Z, forks per decision (beam size)
-    max_forks_per_root: int | None = None  # of a root and all that descend from it; null: as the budget allows
-    budget: Budget = Budget.SHARED  # who may use what the roots left: the first to ask, or each root its share
-    normalizer: EntropyScale = SCALE  # how the change of entropy is scaled
+    tau: float = option(
+        0.5, "threshold of the score; equal to alpha: every rise forks, whatever beta and normalizer are"
+    )
+    branches: int = option(1, "Z, forks per decision (beam size)", minimum=1)
+    max_forks_per_root: int | None = option(
+        None, "of a root and all that descend from it; null: as the budget allows", minimum=0
+    )
+    budget: Budget = option(Budget.SHARED, "who may use what the roots left: the first to ask, or each root its share")
+    normalizer: EntropyScale = option(SCALE, "how the change of entropy is scaled")
 
     @property
     def inert(self) -> list[str]:
@@ -63,22 +71,16 @@ class ArpoConfig:
             return []
         return [name for name, usual in (("beta", BETA), ("normalizer", SCALE)) if getattr(self, name) != usual]
 
-    def __post_init__(self) -> None:
-        for name, least in (("initial_rollouts", 1), ("window", 1), ("branches", 1), ("max_forks_per_root", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-
 
 @dataclass(kw_only=True, slots=True)
 class ArpoAdvantageConfig:
     """ARPO's advantage attribution (arXiv 2507.19849, §3.2 and appendix D.1)."""
 
-    attribution: Attribution = Attribution.SOFT  # of shared tokens: each rollout's own, or the mean of those that share
-    multiplicity: Multiplicity = Multiplicity.ALL  # how much a token counts that d rollouts share: d, sqrt(d) or 1
-    normalize_std: bool = True  # divide by the standard deviation of the group
-    eps: float = 1e-6  # added to it
-
-    def __post_init__(self) -> None:
-        if self.eps <= 0:
-            raise ValueError(f"eps must be above 0, got {self.eps:g}")
+    attribution: Attribution = option(
+        Attribution.SOFT, "of shared tokens: each rollout's own, or the mean of those that share"
+    )
+    multiplicity: Multiplicity = option(
+        Multiplicity.ALL, "how much a token counts that d rollouts share: d, sqrt(d) or 1"
+    )
+    normalize_std: bool = option(True, "divide by the standard deviation of the group")
+    eps: float = option(1e-6, "added to it", above=0)

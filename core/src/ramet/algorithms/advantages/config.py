@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ramet.config.option import check_options, option
+from ramet.types.option import option
 
 EPS_HELP = "added to the standard deviation"
 
@@ -16,9 +16,6 @@ class GrpoConfig:
     normalize_std: bool = option(True, "false: no division by the group's standard deviation (Dr. GRPO)")
     eps: float = option(1e-6, EPS_HELP, above=0)
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class GrpoPasskConfig:
@@ -27,9 +24,6 @@ class GrpoPasskConfig:
     normalize_std: bool = option(True, "divide by the group's standard deviation")
     eps: float = option(1e-6, EPS_HELP, above=0)
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class ReinforcePpConfig:
@@ -37,9 +31,6 @@ class ReinforcePpConfig:
 
     gamma: float = option(1.0, "discount of a reward for every sampled token before it", minimum=0, maximum=1)
     skip_inserted: bool = option(True, "false: as released, no reward reaches a token before a tool result")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,9 +42,6 @@ class GigpoConfig:
     normalize_std: bool = option(True, "divide by the standard deviation of rollouts and of turns")
     eps: float = option(1e-6, EPS_HELP, above=0)
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class TreeGrpoConfig:
@@ -64,7 +52,6 @@ class TreeGrpoConfig:
     eps: float = option(1e-6, EPS_HELP, above=0)
 
     def __post_init__(self) -> None:
-        check_options(self)
         if not (self.intra or self.inter):
             raise ValueError("intra and inter are both false: no rollout would have an advantage; set one of them")
 
@@ -84,6 +71,3 @@ class GaeConfig:
     value_clip: float = option(
         0.5, "a value moves at most so far from the one before the update, in the critic's loss", above=0
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ramet.config.option import check_options, option
+from ramet.types.option import option
 
 
 @dataclass(kw_only=True, slots=True)
@@ -15,9 +15,6 @@ class PpoClipConfig:
     clip_low: float = option(0.2, "the ratio counts from 1 - clip_low", minimum=0, maximum=1)
     clip_high: float = option(0.2, "to 1 + clip_high; DAPO: 0.28", minimum=0)
     dual_clip: float | None = option(3.0, "bound of the ratio where the advantage is negative; null: none", above=1)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 class RatioUnit(StrEnum):
@@ -35,9 +32,6 @@ class GspoConfig:
     clip_low: float = option(3e-4, "the ratio counts from 1 - clip_low (turns: 3e-3)", minimum=0, maximum=1)
     clip_high: float = option(4e-4, "to 1 + clip_high (turns: 4e-3)", minimum=0)
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class CispoConfig:
@@ -45,9 +39,6 @@ class CispoConfig:
 
     clip_low: float = option(1.0, "the weight is at least 1 - clip_low; 1: no lower bound", minimum=0, maximum=1)
     clip_high: float = option(4.0, "and at most 1 + clip_high", minimum=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,9 +48,6 @@ class SapoConfig:
     tau_positive: float = option(1.0, "steepness where the advantage is positive", above=0)
     tau_negative: float = option(1.05, "and where it is negative", above=0)
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(kw_only=True, slots=True)
 class GmpoConfig:
@@ -67,9 +55,6 @@ class GmpoConfig:
 
     clip_low: float = option(0.4, "a token's log-ratio counts from -clip_low", minimum=0)
     clip_high: float = option(0.4, "to clip_high", minimum=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 class Divergence(StrEnum):
@@ -89,6 +74,3 @@ class DppoConfig:
     )
     bound_high: float | None = option(None, "and where it is positive; null: the same", minimum=0)
     ratio_cap: float = option(20.0, "bound of the ratio that weighs a token", above=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)

@@ -1,0 +1,134 @@
+"""One key of a configuration dataclass, the core's or a plugin's: every fact of it in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class Resume(StrEnum):
+    """What another value of a key does to a run that is resumed with it."""
+
+    NUMBERS = "numbers"  # alters what is trained or measured: refused without run.allow_config_change
+    SAFE = "safe"  # alters nothing of that
+    ORDER = "order"  # decides which tasks a step of a training gets: refused always
+    SCHEDULE = "schedule"  # the length of the run: safe, unless policy.schedule stretches over it
+    MEMORY = "memory"  # other sums of the same numbers, or rollouts that end in another order: safe, unless
+    #                    run.deterministic
+    VALIDATION = "validation"  # of the validations of a training: safe, unless train.keep_best compares them
+    MEASURED = "measured"  # as `validation`, and alters what an evaluation measures
+    FAILURES = "failures"  # safe in an evaluation: decides how much fails, not what is measured
+    PATIENCE = "patience"  # as `failures`, if the value is raised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What a value may be. `above` and `below` exclude their bounds. None is always allowed, NaN in no range."""
+
+    minimum: float | None = None
+    above: float | None = None
+    below: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str | None:
+        """Return what the message says after `key=value: `; None for an allowed value."""
+        if value is None or self._holds(value):
+            return None
+        if self.choices:
+            return f"allowed: {', '.join(self.choices)}"
+        words = {"at least": self.minimum, "over": self.above, "under": self.below, "at most": self.maximum}
+        return "must be " + " and ".join(
+            f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None
+        )
+
+    def _holds(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (self.maximum is None or value <= self.maximum)
+        )
+
+
+def _plain(bound: float) -> str:
+    """As people write it: an integer with all its digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:
+    """Return what is wrong with a value of this field; None for an allowed one, and for a field without `option`."""
+    allowed: Allowed | None = field.metadata.get("allowed")
+    return None if allowed is None else allowed.problem(value)
+
+
+def option_problems(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Yield every value of a component's options that is out of its range, options of options too."""
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), f"{prefix}{field.name}"
+        if problem := problem_of(field, value):
+            yield f"{name} {problem}, got {value}"
+        elif dataclasses.is_dataclass(value):
+            yield from option_problems(value, f"{name}.")
+
+
+@overload
+def option(
+    default: T,
+    help: str | None = None,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+    resume: Resume | None = None,
+    instead: Mapping[str, str | None] | None = None,
+    aka: str = "",
+) -> T: ...
+@overload
+def option(
+    *,
+    factory: Callable[[], T],
+    help: str | None = None,
+    resume: Resume | Mapping[str, Resume] | None = None,
+    jobs: str = "",
+    instead: Mapping[str, str | None] | None = None,
+    aka: str = "",
+) -> T: ...
+def option(
+    default: Any = ...,
+    help: str | None = None,
+    *,
+    factory: Any = None,
+    resume: Any = None,
+    jobs: str = "",
+    instead: Mapping[str, str | None] | None = None,
+    aka: str = "",
+    **allowed: Any,
+) -> Any:
+    """Make a dataclass field that holds all that is known of a key.
+
+    help: what `ramet JOB --help` shows. minimum, above, below, maximum, choices: what it may be; the start checks it.
+    resume: what another value does to a resumed run; without it, the numbers are another's. Of options within options
+    it may be a mapping, by name. jobs: of a section, which jobs build it. instead: jobs that build the section and do
+    not read this key -> the key to set instead, or None. aka: names in other trainers, for "did you mean".
+    """
+    metadata = {
+        "help": help,
+        "allowed": Allowed(**allowed) if allowed else None,
+        "resume": resume,
+        "jobs": jobs.split(),
+        "instead": instead or {},
+        "aka": aka.split(),
+    }
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=dataclasses.MISSING if default is ... else default, metadata=metadata)
