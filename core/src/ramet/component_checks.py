@@ -117,7 +117,11 @@ def _schema_problems(tool: object) -> Iterator[str]:
         unknown = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in JSON_TYPES]
         if unknown:
             yield f"parameter {parameter!r} of the schema has the type {unknown[0]!r}; allowed: {', '.join(JSON_TYPES)}"
-    absent = sorted(set(parameters.get("required") or []) - set(properties))
+    required = parameters.get("required") or []
+    if not isinstance(required, list | tuple):
+        yield f"required of the schema is {required!r:.200}: give a list of names"
+        return
+    absent = sorted(set(required) - set(properties))
     if absent and not parameters.get("additionalProperties", "properties" not in parameters):
         yield f"the schema requires {', '.join(absent)}, which properties do not describe: every call would be refused"
 

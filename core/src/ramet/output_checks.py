@@ -32,6 +32,7 @@ INSERTS = (Markup, Untrusted)
 NUMBERS = (int, float)
 LISTS = (tuple, list)
 FLOAT32_MAX = 3.4028234e38
+LOGGED_OF_TRAINING = frozenset({"loss", "grad_norm", "lr", "entropy", "kl_reference", "tokens"})  # as train/NAME
 
 
 def stop_problem(stop: object) -> str | None:
@@ -54,6 +55,8 @@ def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
     if bool((output.advantages[~batch.mask] != 0).any()):
         return "advantages are not zero outside the mask: multiply by the mask at the end"
     for name, value in output.metrics.items():
+        if not isinstance(name, str):
+            return f"names a metric {name!r:.80}: give a string, such as 'advantage/mean_size'"
         if not (isinstance(value, int | float) and math.isfinite(value)):
             return f"metric {name!r} is {value!r}: give finite Python numbers (tensor.item())"
     return None
@@ -94,6 +97,8 @@ def loss_problem(output: object, batch: LossInputs) -> str | None:
     if not per_token.requires_grad:
         return "per_token carries no gradient: compute it from batch.logprobs, without no_grad"
     for name, metric in output.metrics.items():
+        if name in LOGGED_OF_TRAINING:
+            return f"metric {name!r}: the run logs train/{name} itself, and both would be mixed; choose another name"
         if not _is_tensor(metric):
             return f"metric {name!r} is {type(metric).__name__}: give a tensor [T]"
         if metric.requires_grad:
@@ -191,6 +196,10 @@ def score_problem(score: object, rollout: Rollout) -> str | None:
         return None
     if not isinstance(score, Score):
         return _number_problem(score, f"the reply {rollout.reply!r:.80}")
+    if not (isinstance(score.parts, Mapping) and isinstance(score.token_rewards, Mapping)):
+        return "scored with a Score whose parts or token_rewards are not a mapping of names or positions to numbers"
+    if not isinstance(score.masked, bool):
+        return f"scored with Score(masked={score.masked!r:.80}): give True or False"
     numbers = {f"the reply {rollout.reply!r:.80}": score.value}
     numbers |= {f"part {name!r}": part for name, part in score.parts.items()}
     for position, extra in score.token_rewards.items():

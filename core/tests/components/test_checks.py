@@ -14,7 +14,7 @@ from ramet.components.checks import check_components, check_needs
 from ramet.config.compose import compose
 from ramet.config.schema import LossAggregation
 from ramet.engines.protocol import Capability
-from ramet.errors import ConfigErrors
+from ramet.errors import ConfigErrors, PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.train.dry_run import _old_logprobs
 from ramet.train.prepare import prepare
@@ -77,6 +77,13 @@ def test_what_ships_is_fine() -> None:
 def test_a_need_that_is_not_served_is_refused(offer: Offer, section: str, needs: set[Need], problem: str) -> None:
     offer(section, needs=frozenset(needs))
     assert problems(f"{section}=mine") == [problem]
+
+
+@pytest.mark.parametrize("needs", [Need.ENTROPY, [Need.ENTROPY], "entropy"])
+def test_needs_that_are_not_a_set_are_named(offer: Offer, needs: object) -> None:
+    offer("advantages", needs=needs)
+    with pytest.raises(PluginError, match=r"needs is .*: set it to a frozenset of Need"):
+        problems("advantage=mine")
 
 
 def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(offer: Offer) -> None:

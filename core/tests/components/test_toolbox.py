@@ -29,7 +29,7 @@ class Files:
 
     made: ClassVar[list[Files]] = []
     offers: tuple[str, ...] = ("read_file", "list_files")
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -158,19 +158,24 @@ def test_a_name_that_two_entries_offer_is_refused_before_the_start(order: tuple[
         (InfraError("nobody listens at port 9"), InfraError, "tools.files: nobody listens at port 9"),
         (
             OSError("refused"),
-            PluginError,
+            InfraError,
             "tool 'files' of plugin 'demo' (demo-dist): `open` raised OSError: refused",
+        ),
+        (
+            SystemExit(3),
+            PluginError,
+            "tool 'files' of plugin 'demo' (demo-dist): `open` raised SystemExit: 3",
         ),
     ],
 )
 def test_a_set_that_cannot_be_opened_is_reported_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], expected: str
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, kind: type[Exception], expected: str
 ) -> None:
     monkeypatch.setattr(Files, "error", error)
     with pytest.raises(kind) as caught:
         tool_names(configured(files=None))
     line = f" (core/tests/components/test_toolbox.py:{Files.open.__code__.co_firstlineno + 3})"
-    assert str(caught.value) == expected + line * (kind is PluginError)
+    assert str(caught.value) == expected + line * ("raised" in expected)
 
 
 def test_what_was_started_is_closed_if_a_later_entry_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,6 +290,14 @@ def test_a_reward_that_hangs_is_masked_after_its_time() -> None:
         ([1.0, Score(value=1.0, parts={"f1": float("nan")})], f"scored part 'f1' with nan: {FINITE}"),
         ([1.0, Score(value=1.0, token_rewards={0: float("nan")})], f"scored token 0 with nan: {FINITE}"),
         ([1.0, Score(value=1.0, token_rewards={1: 1.0})], "token_rewards names position 1 of a response of 1 tokens"),
+        (
+            [1.0, Score(value=1.0, parts=["f1"])],  # type: ignore[arg-type]
+            "scored with a Score whose parts or token_rewards are not a mapping of names or positions to numbers",
+        ),
+        (
+            [1.0, Score(value=1.0, masked="no")],  # type: ignore[arg-type]
+            "scored with Score(masked='no'): give True or False",
+        ),
         ([1.0, Score(value=1.0, token_rewards={-1: 1.0})], "token_rewards names position -1 of a response of 1 tokens"),
     ],
 )
@@ -415,3 +423,22 @@ def test_a_reward_that_cannot_be_closed_is_named_and_keeps_no_other_from_it(capl
     asyncio.run(Scorer([WeightedReward(name=name, plugin="test", reward=Held(name)) for name in names]).aclose())
     assert closed == ["good"]
     assert caplog.messages == ["aclose of reward raises of plugin test failed: ValueError('no process')"]
+
+
+@pytest.mark.parametrize("error", [InfraError("busy", retry_after_s="5"), PluginError("x")])  # type: ignore[arg-type]
+def test_what_a_reward_raises_wrongly_stops_the_run_and_is_named(error: Exception) -> None:
+    async def busy(_: Sequence[Rollout]) -> list[float | Score | None]:
+        raise error
+
+    with pytest.raises(PluginError, match=r"^reward 'length' of plugin 'mine'.* raised "):
+        score(group("a", "b"), weighted(busy, retries=1))
+
+
+@pytest.mark.parametrize("returned", ["bad", None, [1]])
+def test_a_check_of_tools_that_returns_no_list_of_texts_is_named(returned: Any) -> None:
+    class Odd(Picky):
+        def check_tools(self, tools: Sequence[str]) -> Any:
+            return returned
+
+    with pytest.raises(PluginError, match=r"check_tools returned .*: return a list of texts"):
+        Scorer([weighted(Odd())]).tool_problems(["python"])

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ramet.components.services import RunServices
 from ramet.config.schema import BenchmarkConfig, Combine, ComponentConfig, Config, RolloutStepConfig
+from ramet.errors import ConfigError
 from ramet.lifecycle import start_component
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Registry
@@ -22,6 +23,7 @@ from ramet.types import (
 )
 
 T = TypeVar("T")
+LOGGED = frozenset({"mean", "std", "roots_mean", "unjudged_rollouts"})  # of all rewards together, as reward/NAME
 
 
 class Components:
@@ -76,6 +78,8 @@ def _build(registry: Registry[T], chosen: ComponentConfig | RolloutStepConfig) -
 
 def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
     settings = config.rewards[name]
+    if name in LOGGED:
+        raise ConfigError(f"rewards.{name}: the run logs a reward/{name} of its own; choose rewards.NAME.use={name}")
     entry = plugins.get("rewards", settings.use or name)
     return WeightedReward(
         name=name,

@@ -15,7 +15,8 @@ from ramet.components.build import Components, needs_rewards
 from ramet.components.engines import engine_capabilities
 from ramet.config.schema import Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
-from ramet.errors import RametError
+from ramet.errors import PluginError, RametError
+from ramet.plugins import origin
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.method import rollout_method
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
@@ -58,6 +59,8 @@ def check_components(components: Components, config: Config, *, training: bool) 
 
 def _group_size(components: Components, config: Config) -> Iterator[str]:
     size, least = config.rollout.group_size, getattr(components.advantage, "min_group", MIN_GROUP)
+    if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+        raise PluginError(f"{origin(components.advantage)}: min_group is {least!r:.80}: give a number of at least 1")
     if size < least:
         yield (
             f"rollout.group_size={size}: must be at least {least}, since advantage={config.advantage.name} compares "
@@ -94,6 +97,9 @@ def check_needs(components: Components, config: Config) -> list[str]:
         "policy_loss": loss.needs,
         "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
     }
+    for component, wanted in zip((components.advantage, loss, policy), needs.values(), strict=True):
+        if not isinstance(wanted, frozenset | set) or not all(isinstance(need, Need) for need in wanted):
+            raise PluginError(f"{origin(component)}: needs is {wanted!r:.80}: set it to a frozenset of Need")
     problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
     if Capability.WEIGHT_UPDATE not in engine_capabilities(config):
         problems.append(f"engine={config.engine.name}: its weights cannot be updated, so it can measure a model alone")
@@ -146,6 +152,8 @@ def _aggregation(config: Config, loss: PolicyLoss) -> Iterator[str]:
     allowed: frozenset[str] | None = getattr(loss, "aggregation", None)  # may be left out
     if allowed is None:
         return
+    if not isinstance(allowed, frozenset | set):
+        raise PluginError(f"{origin(loss)}: aggregation is {allowed!r:.80}: set it to a frozenset of texts")
     who, known = f"policy_loss={config.policy_loss.name}", [mode.value for mode in LossAggregation]
     for mode in sorted(allowed - set(known)):
         yield f"{who} allows train.loss_aggregation={mode}, which there is not; there are: {', '.join(known)}"

@@ -18,10 +18,10 @@ from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
 from ramet.lifecycle import close_component, start_component
-from ramet.plugin_code import raised_at
+from ramet.plugin_code import defined_at, raised_at
 from ramet.plugins import load_plugins
 from ramet.rollout.jobs import expanded
-from ramet.rollout.stateful import StatefulComponent, tool_components
+from ramet.rollout.stateful import StatefulComponent, is_defect, tool_components
 from ramet.types import Tool, ToolSchema, ToolSet
 
 OPEN_TIMEOUT_S = 120.0
@@ -130,10 +130,14 @@ async def _open(tool_set: ToolSet, name: str, label: str) -> Sequence[Tool]:
         raise InfraError(f"tools.{name}: {error}", retry_after_s=error.retry_after_s) from error
     except RametError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if deadline.expired():
             raise InfraError(f"tools.{name}: the tool set did not open within {OPEN_TIMEOUT_S:g} s") from error
-        raise PluginError(f"{label}: `open` raised {type(error).__name__}: {error}{raised_at(error)}") from error
+        raise (PluginError if is_defect(error) else InfraError)(
+            f"{label}: `open` raised {type(error).__name__}: {error}{raised_at(error)}"
+        ) from error
+    if not opened:
+        raise PluginError(f"{label}: `open` returned no tools{defined_at(tool_set, 'open')}")
     for tool in opened:
         wrong = misfits(tool, "tool")
         if wrong or is_tool_set(tool):

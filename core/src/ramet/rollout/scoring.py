@@ -120,6 +120,11 @@ class Scorer:
             check = getattr(reward.reward, "check_tools", None)
             if check is not None:
                 found: Sequence[str] = _asked(reward, "check_tools", partial(check, tools))
+                if not isinstance(found, list | tuple) or not all(isinstance(problem, str) for problem in found):
+                    raise PluginError(
+                        f"reward {reward.name!r} of plugin {reward.plugin!r}: check_tools returned {found!r:.200}: "
+                        f"return a list of texts, [] for nothing{defined_at(reward.reward, 'check_tools')}"
+                    )
                 problems += [f"rewards.{reward.name}.params.{problem}" for problem in found]
         return problems
 
@@ -182,9 +187,13 @@ class Scorer:
         try:
             async with deadline:
                 raw = await reward.reward(rollouts)
-        except PluginError:
-            raise
-        except InfraError:
+        except PluginError as error:
+            raise failed(error, f"reward {reward.name!r} of plugin {reward.plugin!r}") from error
+        except InfraError as error:
+            wait_s = error.retry_after_s
+            if wait_s is not None and (isinstance(wait_s, bool) or not isinstance(wait_s, int | float)):
+                wrong = f"raised an InfraError with retry_after_s={wait_s!r:.80}: give seconds as a number"
+                raise _broken(reward, rollouts[0].task, wrong) from error
             if deadline.expired():  # its own word for it: not asked again, that would take as long
                 return _unjudged(reward, rollouts, f"timed out after {reward.timeout_s:g} s")
             raise

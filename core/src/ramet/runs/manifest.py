@@ -30,7 +30,7 @@ from ramet.config.keys import JOBS
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ComponentConfig, ModelConfig
 from ramet.config.secrets import hide_argument
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, PluginError
 from ramet.io.atomic import write_file
 from ramet.plugin_code import code_hash, object_hash
 from ramet.plugins import OBJECTS, load_plugins
@@ -230,6 +230,11 @@ def input_files(resolved: Resolved) -> dict[str, str]:
         if given is not None and (code := object_hash(given)) is not None:
             found[key] = code
         named: dict[str, str] = getattr(one.params, "input_files", dict)()
+        if not isinstance(named, Mapping):
+            raise PluginError(f"{key}: input_files of its options returned {named!r:.80}: return {{option: path}}")
+        for option, path in named.items():
+            if not Path(path).exists():
+                raise ConfigError(f"{key}.params.{option}: no file or folder {str(path)!r}")
         found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
     return found
 

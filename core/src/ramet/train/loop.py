@@ -16,9 +16,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ramet.errors import RametError
+from ramet.errors import PluginError, RametError
 from ramet.event_loop import first_error
 from ramet.io import repeats
+from ramet.plugins import origin
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
 from ramet.policy.rank import PolicyRank
@@ -166,7 +167,13 @@ class Loop:
                 warn_of_silence(step, played.groups)
             with self.progress.doing("greedy baseline"):
                 greedy = await self.preemption.drop(self._greedy_rewards(played, step))
-            metrics |= await self.learner.learn(step, played, greedy, clock)
+            learned = await self.learner.learn(step, played, greedy, clock)
+            if taken := sorted(metrics.keys() & learned.keys()):
+                raise PluginError(
+                    f"advantage estimator {origin(self.estimator)}: its metrics name {', '.join(taken)}, which the run "
+                    "logs itself: choose names of its own, such as advantage/NAME"
+                )
+            metrics |= learned
             metrics |= self._store_prefixes(step, played)
             try:
                 metrics |= await self._use_weights(step, clock)

@@ -27,7 +27,7 @@ from ramet.data.filter import (
 )
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import CheckTask, TaskSet, fingerprint, load_tasks
-from ramet.errors import ConfigError, ConfigErrors, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.errors import ConfigError, ConfigErrors, InfraError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.models.check import check_model, has_tokenizer
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
@@ -176,6 +176,8 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
     except ConfigErrors as error:
         problems += error.problems
     except RametError as error:
+        if isinstance(error, InfraError) and not problems:
+            raise  # what the same command may not meet again has another exit code
         problems.append(str(error))
     return None
 
