@@ -20,8 +20,9 @@ from ramet.event_loop import run_async
 from ramet.lifecycle import close_component, start_component
 from ramet.plugin_code import defined_at, raised_at
 from ramet.plugins import load_plugins
+from ramet.rollout.faults import is_defect
 from ramet.rollout.jobs import expanded
-from ramet.rollout.stateful import StatefulComponent, is_defect, tool_components
+from ramet.rollout.stateful import StatefulComponent, tool_components
 from ramet.types import Tool, ToolSchema, ToolSet
 
 OPEN_TIMEOUT_S = 120.0
