@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.types import (
     AdvantageEstimator,
     Benchmark,
+    BenchmarkInfo,
     BranchPolicy,
     Environment,
     PolicyLoss,
@@ -31,6 +33,15 @@ from ramet.types import (
 
 JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 FORKS = ("copy", "replay", "none")
+ALL_CALLS = "max_tool_calls"  # among a benchmark's limits: of all tools together
+QUESTION = "{question}"  # in a benchmark's prompt
+SAMPLING: dict[str, tuple[Callable[[float], bool], str]] = {  # what a benchmark may set, and to what
+    "temperature": (lambda value: value >= 0, "at least 0"),
+    "top_p": (lambda value: 0 < value <= 1, "over 0 and at most 1"),
+    "top_k": (lambda value: value >= 0 and value == int(value), "a whole number, at least 0"),
+    "min_p": (lambda value: 0 <= value <= 1, "at least 0 and at most 1"),
+    "repetition_penalty": (lambda value: value > 0, "over 0"),
+}
 STATEFUL = ("rollout step", "tool")  # kinds that may hold states
 PROTOCOLS: dict[str, type[Any]] = {
     "rollout step": RolloutStep,
@@ -83,6 +94,7 @@ def misfits(built: object, kind: str) -> list[str]:
         found = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
         found += _schema_problems(built) if kind == "tool" else ()
         found += _stateful(built, kind) if kind in STATEFUL else ()
+        found += info_problems(getattr(built, "info", None)) if kind == "benchmark" else ()
         owner = getattr(built, "state_owner", None)
         found += [] if owner is None else [f"its attribute 'state_owner' {one}" for one in _stateful(owner, kind)]
     else:
@@ -124,6 +136,44 @@ def _schema_problems(tool: object) -> Iterator[str]:
     absent = sorted(set(required) - set(properties))
     if absent and not parameters.get("additionalProperties", "properties" not in parameters):
         yield f"the schema requires {', '.join(absent)}, which properties do not describe: every call would be refused"
+
+
+def sampling_problem(key: str, value: object) -> str | None:
+    """What is wrong with a value of a benchmark's sampling."""
+    if key not in SAMPLING:
+        return f"no such key; allowed: {', '.join(SAMPLING)}"
+    fits, rule = SAMPLING[key]
+    ok = isinstance(value, int | float) and math.isfinite(value) and fits(value)
+    return None if ok else f"must be {rule}"
+
+
+def info_problems(info: object) -> Iterator[str]:
+    """Yield what a benchmark says of itself and no evaluation could follow."""
+    if not isinstance(info, BenchmarkInfo):  # reported as an attribute
+        return
+    for name in ("splits", "metrics", "tools"):
+        texts = getattr(info, name)
+        if not _are_texts(texts) or (name != "tools" and not texts):
+            yield f"info.{name} is {texts!r:.80}: give a tuple of {'' if name == 'tools' else 'one or more '}texts"
+            return
+    if not isinstance(info.limits, Mapping) or not isinstance(info.sampling, Mapping):
+        yield "info.limits and info.sampling are mappings of names to numbers"
+        return
+    for tool, n in info.limits.items():
+        if info.tools and tool not in (ALL_CALLS, *info.tools):
+            allowed = ", ".join((ALL_CALLS, *info.tools))
+            yield f"info.limits names {tool!r}, which info.tools does not; allowed: {allowed}"
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            yield f"info.limits[{tool!r}] is {n!r:.80}: must be a whole number, at least 0"
+    for key, value in info.sampling.items():
+        if problem := sampling_problem(key, value):
+            yield f"info.sampling[{key!r}] is {value!r:.80}: {problem}"
+    if info.prompt is not None and QUESTION not in info.prompt:
+        yield f"info.prompt is {info.prompt!r:.80}: must hold {QUESTION}, where the question goes"
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
 
 
 def _stateful(built: object, kind: str) -> Iterator[str]:

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -96,3 +97,18 @@ def raise_all(problems: Iterable[str]) -> None:
     found = list(problems)
     if found:
         raise ConfigErrors(found)
+
+
+@contextmanager
+def collected(problems: list[str]) -> Iterator[None]:
+    """Add what a check raises to `problems`. An outage is raised if it is the only one: the same command may succeed
+    a moment later, and its exit code says so.
+    """
+    try:
+        yield
+    except ConfigErrors as error:
+        problems += error.problems
+    except RametError as error:
+        if isinstance(error, InfraError) and not problems:
+            raise
+        problems.append(str(error))

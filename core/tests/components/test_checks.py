@@ -12,9 +12,10 @@ from ramet.components import checks as checks_module
 from ramet.components.build import Components
 from ramet.components.checks import check_components, check_needs
 from ramet.config.compose import compose
-from ramet.config.schema import LossAggregation
+from ramet.config.schema import LossAggregation, RewardConfig
 from ramet.engines.protocol import Capability
-from ramet.errors import ConfigErrors, PluginError
+from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
+from ramet.evaluate.evaluation import prepare as prepare_evaluation
 from ramet.models.tiny import make_tiny_model
 from ramet.train.dry_run import _old_logprobs
 from ramet.train.prepare import prepare
@@ -81,9 +82,25 @@ def test_a_need_that_is_not_served_is_refused(offer: Offer, section: str, needs:
 
 @pytest.mark.parametrize("needs", [Need.ENTROPY, [Need.ENTROPY], "entropy"])
 def test_needs_that_are_not_a_set_are_named(offer: Offer, needs: object) -> None:
-    offer("advantages", needs=needs)
+    offer("advantage", needs=needs)
     with pytest.raises(PluginError, match=r"needs is .*: set it to a frozenset of Need"):
         problems("advantage=mine")
+
+
+@pytest.mark.parametrize("least", ["two", 0, True])
+def test_a_smallest_group_that_is_not_a_number_is_named(offer: Offer, least: object) -> None:
+    offer("advantage", needs=frozenset(), min_group=least)
+    config = compose(["model.path=model", "engine=torch", "advantage=mine"], job="train").config
+    with pytest.raises(PluginError, match=rf"Mine: min_group is {least!r}: give a number of at least 1"):
+        check_components(Components(config), config, training=True)
+
+
+@pytest.mark.parametrize("name", ["mean", "unjudged_rollouts"])
+def test_a_reward_named_as_a_metric_of_the_run_is_refused(name: str) -> None:
+    config = compose(["model.path=model", "engine=torch"], job="train").config
+    config.rewards = {name: RewardConfig(use="format")}
+    with pytest.raises(ConfigError, match=rf"rewards\.{name}: the run logs a reward/{name} of its own"):
+        _ = Components(config).scorer
 
 
 def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(offer: Offer) -> None:
@@ -146,6 +163,12 @@ def test_a_ratio_by_sequence_is_refused_with_weights_by_token(loss: str) -> None
     assert problems(f"algorithm={loss}") == []
 
 
+def test_an_aggregation_that_is_not_a_set_is_named(offer: Offer) -> None:
+    offer("policy_loss", needs=frozenset(), aggregation="token-mean")
+    with pytest.raises(PluginError, match="aggregation is 'token-mean': set it to a frozenset of texts"):
+        problems("policy_loss=mine")
+
+
 def test_an_aggregation_that_there_is_not_is_named(offer: Offer) -> None:
     offer("policy_loss", needs=frozenset(), aggregation=frozenset({"token-mean", "mean"}))
     assert problems("policy_loss=mine") == [
@@ -189,3 +212,24 @@ def test_a_run_is_refused_for_all_of_it_at_once(offer: Offer, tmp_path: Path) ->
         "prefixes, rewards",
         "policy_loss=mine is right only with train.loss_aggregation=seq-mean-token-mean, got token-mean",
     ] == [problem for problem in caught.value.problems if "=mine" in problem]
+
+
+def test_a_tool_set_that_cannot_be_reached_is_an_outage(offer: Offer, tmp_path: Path) -> None:
+    """Its exit code says that the same command may succeed later. A mistake beside it is reported with it, as one."""
+
+    async def refused(self: object) -> None:
+        raise ConnectionRefusedError(9)
+
+    async def aclose(self: object) -> None: ...
+
+    offer("tools", open=refused, aclose=aclose)
+    model = make_tiny_model(tmp_path / "tiny", hidden=16, layers=1, heads=1, intermediate=16)
+    overrides = [f"model.path={model}", "engine=torch", "tools=[mine]", "rollout.max_response_tokens=8"]
+    overrides += ["data.max_prompt_tokens=32"]
+    for job, prepared in (("train", prepare), ("eval", prepare_evaluation)):
+        data = ["data.train=[none.jsonl]", "rewards=[format]"] if job == "train" else ["benchmarks=[gsm8k]"]
+        with pytest.raises(InfraError, match=r"tool 'mine' of plugin 'test'.* ConnectionRefusedError"):
+            prepared(compose([*overrides, *data], job=job))
+        with pytest.raises(ConfigErrors) as caught:
+            prepared(compose([*overrides, *data, "rollout.max_response_tokens=4096"], job=job))
+        assert len(caught.value.problems) > 1

@@ -178,6 +178,12 @@ def test_a_set_that_cannot_be_opened_is_reported_with_the_reason(
     assert str(caught.value) == expected + line * ("raised" in expected)
 
 
+def test_a_set_without_tools_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Files, "offers", ())
+    with pytest.raises(PluginError, match=r"'files' of plugin 'demo'.*: `open` returned no tools \("):
+        tool_names(configured(files=None))
+
+
 def test_what_was_started_is_closed_if_a_later_entry_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ramet.config.schema import BenchmarkConfig, EvaluateConfig
+from ramet.errors import PluginError
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
-from ramet.types import BenchmarkInfo, Message, Task, user_prompt
+from ramet.registry import Entry
+from ramet.testing import check_benchmark
+from ramet.types import BenchmarkInfo, Message, Rollout, Task, user_prompt
 
 INFO = BenchmarkInfo(
     description="questions",
@@ -103,3 +107,40 @@ def test_a_limit_of_a_tool_that_there_is_not_is_told(caplog: pytest.LogCaptureFi
     assert caplog.messages == [
         "benchmarks.own: it limits the calls of pyhton, which this run has no tool for: configured are python"
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metrics": ()}, "info.metrics is (): give a tuple of one or more texts"),
+        ({"metrics": "accuracy"}, "info.metrics is 'accuracy': give a tuple of one or more texts"),
+        ({"tools": "python"}, "info.tools is 'python': give a tuple of texts"),
+        ({"limits": {"pyhton": 5}}, "info.limits names 'pyhton', which info.tools does not; allowed: max_tool_calls, "),
+        ({"limits": {"python": -1}}, "info.limits['python'] is -1: must be a whole number, at least 0"),
+        ({"limits": {"max_tool_calls": 2.5}}, "info.limits['max_tool_calls'] is 2.5: must be a whole number"),
+        ({"limits": ["python"]}, "info.limits and info.sampling are mappings of names to numbers"),
+        ({"sampling": {"temprature": 1.0}}, "info.sampling['temprature'] is 1.0: no such key; allowed: temperature"),
+        ({"sampling": {"top_p": 2}}, "info.sampling['top_p'] is 2: must be over 0 and at most 1"),
+        ({"sampling": {"top_k": float("inf")}}, "info.sampling['top_k'] is inf: must be a whole number, at least 0"),
+        ({"prompt": "Answer!"}, "info.prompt is 'Answer!': must hold {question}, where the question goes"),
+    ],
+)
+def test_what_a_benchmark_says_wrongly_of_itself_is_named_with_its_plugin(changes: dict[str, Any], said: str) -> None:
+    class Own:
+        info = replace(INFO, **changes)
+
+        def load(self, split: str, limit: int | None) -> list[Task]:
+            return [TASK]
+
+        async def score(self, rollout: Rollout) -> dict[str, float]:
+            return {"accuracy": 0.0}
+
+    entry: Entry[object] = Entry(
+        kind="benchmark", name="own", factory=Own, config=None, plugin="mine", distribution="mine"
+    )
+    with pytest.raises(PluginError) as caught:
+        entry.build()
+    start = "plugin 'mine' (mine): the benchmark 'own' does not keep the contract: "
+    assert str(caught.value).startswith(start + said)
+    with pytest.raises(AssertionError, match=r"^.*info\.(metrics|tools|limits|sampling|prompt)"):
+        check_benchmark(Own())

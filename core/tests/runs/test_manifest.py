@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ComponentConfig, RewardConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, PluginError
 from ramet.planning.run_plan import plan_run
 from ramet.plugin_code import code_hash
 from ramet.runs.manifest import (
@@ -62,6 +63,23 @@ def test_files_that_options_of_components_name_are_recorded(tmp_path: Path, reso
         found.append(make_manifest(made).files)
     assert [list(files) for files in found] == [["rewards.mine.params.path"]] * 2
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "message"),
+    [
+        (["reward.py"], PluginError, r"rewards\.mine: input_files of its options returned \['reward\.py'\]"),
+        ({"path": "absent.py"}, ConfigError, r"rewards\.mine\.params\.path: no file or folder 'absent\.py'"),
+    ],
+)
+def test_files_that_options_name_wrongly_are_named(
+    resolved: Callable[..., Resolved], named: Any, kind: type[Exception], message: str
+) -> None:
+    made, params = resolved(), WithFile("absent.py")
+    params.input_files = lambda: named  # type: ignore[method-assign]
+    made.config.rewards = {"mine": RewardConfig(params=params)}
+    with pytest.raises(kind, match=message):
+        make_manifest(made)
 
 
 def test_secrets_of_the_command_line_are_not_recorded(

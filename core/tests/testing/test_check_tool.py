@@ -199,6 +199,10 @@ def test_a_good_tool_passes(good: Any) -> None:
         (with_schema(description=""), "description is empty"),
         (with_schema(parameters={"type": "string"}), "JSON schema of type object"),
         (with_schema(parameters={"type": "object", "properties": {}, "required": ["y"]}), "requires y"),
+        (
+            with_schema(parameters={"type": "object", "properties": {}, "required": "xy"}),
+            "required of the schema is 'xy'",
+        ),
         (with_schema(parameters={"type": "object", "properties": {"x": {}}}), "'x' of the schema has no type"),
     ],
 )

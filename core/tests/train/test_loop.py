@@ -91,6 +91,11 @@ class ByToken:
         return [Score(value=0.0, token_rewards={0: -0.5}) for _ in group]
 
 
+class TakesAMetric(Alternating):
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return replace(super().__call__(batch), metrics={"reward/mean": 7.0})
+
+
 class WithCritic(Alternating):
     needs = frozenset({Need.VALUES})
 
@@ -108,6 +113,7 @@ def components(register: Callable[..., None]) -> None:
     register("advantage", "against_greedy", AgainstGreedy)
     register("advantage", "reads_old", ReadsOld)
     register("advantage", "sees_rewards", SeesRewards)
+    register("advantage", "takes_a_metric", TakesAMetric)
     register("advantage", "with_critic", WithCritic)
     register("rewards", "but_one", JudgesAllButOne)
     register("rewards", "by_token", ByToken)
@@ -393,6 +399,11 @@ def test_the_critic_learns_alone_while_it_warms_up(train: Train) -> None:
 def test_an_estimator_with_a_critic_must_say_what_it_learns(train: Train) -> None:
     with pytest.raises(PluginError, match=r"WithCritic.* needs values but returned no returns"):
         train("advantage=with_critic")
+
+
+def test_an_estimator_cannot_replace_a_metric_of_the_run(train: Train) -> None:
+    with pytest.raises(PluginError, match=r"TakesAMetric.*: its metrics name reward/mean, which the run logs itself"):
+        train("advantage=takes_a_metric")
 
 
 def test_with_lora_the_engine_gets_the_merged_model_and_samples_as_the_trainer_scores(

@@ -24,7 +24,7 @@ from ramet.config.schema import BenchmarkConfig, ChatMarkup, Config
 from ramet.data.benchmarks import first_tasks
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
-from ramet.errors import ConfigError, MissingHere, PluginError, RametError, raise_all, set_aside_missing
+from ramet.errors import ConfigError, MissingHere, PluginError, collected, raise_all, set_aside_missing
 from ramet.evaluate.files import read_summary
 from ramet.evaluate.header import SELECTION, Header, plain
 from ramet.evaluate.measure import judge_again, measure, started
@@ -184,15 +184,11 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     tasks: dict[str, list[Task]] = {}
     rules: dict[str, BenchmarkRules] = {}
     tools = ToolNames()
-    try:
+    with collected(problems):
         tools = tool_names(config)
         problems += [] if problems else check_prompts(components.step, config, tools)
-    except RametError as error:
-        problems.append(str(error))
-    try:
+    with collected(problems):
         benchmarks = {name: components.benchmark(name) for name in config.benchmarks}
-    except RametError as error:
-        problems.append(str(error))
     for name, benchmark in benchmarks.items():
         info, chosen = benchmark.info, config.benchmarks[name]
         problems += rule_problems(name, info, chosen, tools.all)

@@ -10,14 +10,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ramet.component_checks import ALL_CALLS, QUESTION, sampling_problem
 from ramet.config.schema import BenchmarkConfig, EvaluateConfig
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import BenchmarkInfo, Message, Task
 
 logger = logging.getLogger(__name__)
 DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
-ALL_CALLS = "max_tool_calls"  # among limits: of all tools together
-QUESTION = "{question}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,7 @@ def rules_of(
 
 def _sampling(info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateConfig) -> dict[str, float]:
     everywhere = {name: value for name in DEFAULTS if (value := getattr(evaluate, name)) is not None}
-    known = {name: value for name, value in info.sampling.items() if name in DEFAULTS}
-    return {**DEFAULTS, **known, **everywhere, **chosen.sampling}
+    return {**DEFAULTS, **info.sampling, **everywhere, **chosen.sampling}
 
 
 def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> Iterator[str]:
@@ -104,7 +102,7 @@ def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, confi
     for key, value in chosen.sampling.items():
         if key not in DEFAULTS:
             yield f"{where}.sampling.{key}: no such key; allowed: {', '.join(DEFAULTS)}"
-        elif problem := _sampling_problem(key, value):
+        elif problem := sampling_problem(key, value):
             yield f"{where}.sampling.{key}={value:g}: {problem}"
     if chosen.prompt is not None and QUESTION not in chosen.prompt:
         yield f"{where}.prompt={chosen.prompt!r}: must hold {QUESTION}, where the question goes"
@@ -114,19 +112,6 @@ def split_problem(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig) -> st
     if chosen.split in info.splits:
         return None
     return f"benchmarks.{name}.split={chosen.split}: no such split; allowed: {', '.join(info.splits)}"
-
-
-def _sampling_problem(key: str, value: float) -> str | None:
-    if key == "top_k":
-        return None if value >= 0 and value == int(value) else "must be a whole number, at least 0"
-    fits = {
-        "temperature": (value >= 0, "at least 0"),
-        "top_p": (0 < value <= 1, "over 0 and at most 1"),
-        "min_p": (0 <= value <= 1, "at least 0 and at most 1"),
-        "repetition_penalty": (value > 0, "over 0"),
-    }
-    ok, rule = fits[key]
-    return None if ok else f"must be {rule}"
 
 
 def warn_of_missing_tools(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check, max_positions
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.errors import ConfigError, RametError, raise_all
+from ramet.errors import ConfigError, collected, raise_all
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
@@ -79,11 +79,9 @@ def prepare(resolved: Resolved, rollouts: int) -> PreparedPlay:
         *check_components(components, config, training=False),
     ]
     tools = ToolNames()
-    try:
+    with collected(problems):
         tools = tool_names(config)
         problems += [] if problems else check_prompts(components.step, config, tools)
-    except RametError as error:
-        problems.append(str(error))
     raise_all(dict.fromkeys(problems))
     plan = RolloutPlan(group_size=rollouts, branch=False, salt="play", step_deadline=False)
     return PreparedPlay(config=config, components=components, tools=tools, plan=plan)

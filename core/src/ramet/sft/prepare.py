@@ -18,7 +18,7 @@ from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Malformed
 from ramet.data.row_problems import RowProblem, grouped, rows_in_words
-from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.errors import ConfigError, MissingHere, collected, raise_all, set_aside_missing
 from ramet.models.attention import check_attention
 from ramet.models.check import check_model, read_config
 from ramet.models.encoder import Encoder
@@ -181,7 +181,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
     """The rollout step and the tools; what keeps them from being built is added to `problems`."""
     step: _Readable | None = None
     tools = ToolNames()
-    try:
+    with collected(problems):
         built = Components(config).step
         step = built if isinstance(built, _ReadsText | _ReadsMessages) else None
         if step is None:
@@ -189,12 +189,8 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
                 f"rollout_step: {config.rollout_step.name!r} cannot read traces (it has no `read` and `result`), so "
                 "what the policy writes cannot be separated from what is inserted; choose a step with both, as 'tags'"
             )
-    except RametError as error:
-        problems.append(str(error))
-    try:
+    with collected(problems):
         tools = tool_names(config)
-    except RametError as error:
-        problems.append(str(error))
     return step, tools
 
 

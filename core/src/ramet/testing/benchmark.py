@@ -8,6 +8,7 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ramet.component_checks import info_problems
 from ramet.errors import ConfigError
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at
@@ -44,9 +45,8 @@ def _check_info(info: object) -> None:
     for name in ("description", "splits", "metrics", "source", "licence"):
         expect(bool(getattr(info, name)), f"info.{name} is empty: a reader of results needs it")
     assert isinstance(info, BenchmarkInfo)
-    expect(
-        not isinstance(info.splits, str) and not isinstance(info.metrics, str), "info: splits and metrics are tuples"
-    )
+    for problem in info_problems(info):
+        raise AssertionError(problem)
 
 
 def _check_unknown_split(benchmark: Benchmark) -> None:

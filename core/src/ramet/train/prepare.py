@@ -27,7 +27,7 @@ from ramet.data.filter import (
 )
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import CheckTask, TaskSet, fingerprint, load_tasks
-from ramet.errors import ConfigError, ConfigErrors, InfraError, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.errors import ConfigError, MissingHere, collected, raise_all, set_aside_missing
 from ramet.models.check import check_model, has_tokenizer
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
@@ -171,14 +171,8 @@ def _load_train(config: Config, components: Components, check: CheckTask | None)
 
 
 def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
-    try:
+    with collected(problems):
         return load()
-    except ConfigErrors as error:
-        problems += error.problems
-    except RametError as error:
-        if isinstance(error, InfraError) and not problems:
-            raise  # what the same command may not meet again has another exit code
-        problems.append(str(error))
     return None
 
 
