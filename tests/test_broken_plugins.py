@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from ramet import ConfigError, plugin_sources
+from ramet import ConfigError
 from ramet.config import compose as composing
 from ramet.plugins import load_plugins
+from ramet.plugins import sources as plugin_sources
 
 GOOD = """
 from ramet import hookimpl, per_rollout

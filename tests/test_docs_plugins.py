@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 import pytest
 
 import ramet
-from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, ToolRecord, hookspecs, user_prompt
-from ramet.component_checks import OPTIONAL, PROTOCOLS
+from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, ToolRecord, user_prompt
 from ramet.config.compose import compose
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.config.sections import COMPONENTS
-from ramet.plugin_sources import GROUP, PRESETS, Source
-from ramet.plugins import load_from, load_plugins
+from ramet.plugins import hookspecs, load_from, load_plugins
+from ramet.plugins.component_checks import OPTIONAL, PROTOCOLS
+from ramet.plugins.sources import GROUP, PRESETS, Source
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.tools.runner import ToolRunner

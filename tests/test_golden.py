@@ -19,7 +19,7 @@ from ramet.algorithms.advantages.gae import Gae
 from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.helpers.group_scores import rollout_scores
 from ramet.plugins import load_plugins
-from ramet.registry import Registry
+from ramet.plugins.registry import Registry
 from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need
 
 FOLDER = Path(__file__).parent / "golden"

@@ -21,24 +21,7 @@ CORE = ROOT / "core" / "src" / "ramet"
 PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "src").is_dir())
 
 UTILITIES = {"io", "processes"}
-CONTRACT = {
-    "",  # ramet/__init__.py
-    "component_checks",
-    "errors",
-    "event_loop",
-    "extensions",
-    "helpers",
-    "lifecycle",
-    "hookspecs",
-    "instance_keys",
-    "output_checks",
-    "plugin_code",
-    "plugin_sources",
-    "plugins",
-    "registered",
-    "registry",
-    "types",
-}
+CONTRACT = {"", "errors", "event_loop", "helpers", "plugins", "types"}  # "": ramet/__init__.py
 LAYERS = [
     UTILITIES,
     CONTRACT,

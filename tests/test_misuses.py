@@ -2,7 +2,7 @@
 
 Made here as a module that is loaded and checked as `check_plugin` does it, in this process. What loading or building
 refuses, a run refuses with the same words; the rest a run tells by the same checks of what a component returns
-(`ramet.output_checks`), or never, and then the kit is the only place. `NOT_TOLD` names what is told nowhere or only
+(`ramet.plugins.output_checks`), or never, and then the kit is the only place. `NOT_TOLD` names what is told nowhere or only
 partly. Trackers, commands and MCP servers have tests of their own.
 """
 
@@ -25,8 +25,8 @@ import ramet.testing.plugin as kit
 from ramet import ConfigError, Group, PluginError, Task, user_prompt
 from ramet.config.schema import BenchmarkConfig
 from ramet.evaluate.evaluation import load_benchmark
-from ramet.plugin_sources import core_source, module_source
 from ramet.plugins import Plugins, load_from
+from ramet.plugins.sources import core_source, module_source
 from ramet.policy.batching.rows import Row
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.testing import check_plugin, written_rollout

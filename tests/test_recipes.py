@@ -11,8 +11,8 @@ import ramet
 from ramet.config.compose import compose, layers
 from ramet.config.hydra_adapter import shipped_recipes
 from ramet.config.needs import needs_of
-from ramet.plugin_sources import PRESETS
 from ramet.plugins import load_plugins
+from ramet.plugins.sources import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "hydra_configs/experiment").glob("*.yaml"))

@@ -68,7 +68,7 @@ def register() -> None:
     """The tool and the benchmark of this bench, as a plugin would offer them."""
     from ramet import BenchmarkInfo, Rollout, Task, function_tool, user_prompt
     from ramet.plugins import load_plugins
-    from ramet.registry import Entry
+    from ramet.plugins.registry import Entry
 
     async def search(query: str) -> str:
         """Searches."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ramet import lifecycle
 from ramet.components.services import RunServices
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.lifecycle import close_component, start_component
+from ramet.plugins import lifecycle
+from ramet.plugins.lifecycle import close_component, start_component
 
 
 class Starts:

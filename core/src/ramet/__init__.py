@@ -19,8 +19,8 @@ from ramet.helpers import (
     rollout_scores,
     run_blocking,
 )
-from ramet.hookspecs import Register, hookimpl
-from ramet.registered import code_of_reward, reward_named
+from ramet.plugins.hookspecs import Register, hookimpl
+from ramet.plugins.registered import code_of_reward, reward_named
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
 from ramet.types.option import Resume, option

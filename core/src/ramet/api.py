@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ramet.errors import ConfigError, raise_all
 from ramet.helpers import function_tool
 from ramet.plugins import OBJECTS, load_plugins
-from ramet.registry import DuplicateName
+from ramet.plugins.registry import DuplicateName
 from ramet.types import Rollout
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet

@@ -14,7 +14,7 @@ from ramet.algorithms.advantages.config import (
 )
 from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, GspoConfig, PpoClipConfig, SapoConfig
 from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngineConfig
-from ramet.hookspecs import Register, hookimpl
+from ramet.plugins.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     EnvironmentConfig,
     HermesConfig,

@@ -15,7 +15,7 @@ from ramet.cli import main
 from ramet.config.compose import compose
 from ramet.doctor import host, job
 from ramet.doctor.job import examine
-from ramet.extensions import DOCTOR, ExtensionEntry
+from ramet.plugins.extensions import DOCTOR, ExtensionEntry
 from ramet.types import DoctorContext, Finding, Severity
 
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ramet.component_checks import misfits
 from ramet.components.build import are_started
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Toolbox, open_tools, tool_names
@@ -18,7 +17,8 @@ from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.planning.run_plan import entries_in_words
 from ramet.plugins import Plugins
-from ramet.registry import Entry, Registries
+from ramet.plugins.component_checks import misfits
+from ramet.plugins.registry import Entry, Registries
 from ramet.rollout.scoring import WeightedReward
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.types import Services, Tool

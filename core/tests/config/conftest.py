@@ -13,7 +13,7 @@ import pytest
 from ramet import builtin
 from ramet.errors import ConfigErrors
 from ramet.plugins import PluginInfo, Plugins
-from ramet.registry import Entry, Registries
+from ramet.plugins.registry import Entry, Registries
 
 
 class Level(StrEnum):

@@ -10,7 +10,7 @@ from ramet import Resume, Tool, option
 from ramet.config.keys import FIELDS, JOBS, MAPS, resume_of, unused_key
 from ramet.errors import ConfigError
 from ramet.plugins import load_plugins
-from ramet.registry import Entry
+from ramet.plugins.registry import Entry
 from ramet.runs.resume import is_safe
 
 LEAVES = [key for key in FIELDS if not any(other.startswith(f"{key}.") for other in FIELDS)]

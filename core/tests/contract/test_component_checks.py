@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ramet.component_checks import PROTOCOLS, misfits
 from ramet.errors import PluginError
 from ramet.plugins import load_plugins
-from ramet.registry import Entry, Registries
+from ramet.plugins.component_checks import PROTOCOLS, misfits
+from ramet.plugins.registry import Entry, Registries
 from ramet.testing.doubles import echo_tool
 from ramet.types import ToolSchema, per_rollout
 

@@ -9,8 +9,8 @@ import typing
 import pytest
 
 import ramet.testing
-from ramet import hookspecs
-from ramet.registry import Registries
+from ramet.plugins import hookspecs
+from ramet.plugins.registry import Registries
 from ramet.testing.plugin import CHECKS, load_check
 
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("register_")}

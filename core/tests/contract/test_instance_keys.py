@@ -8,8 +8,8 @@ import pytest
 
 from ramet import ConfigError, OpenAIClient, OpenAIOptions
 from ramet.errors import ConfigErrors
-from ramet.instance_keys import instance_key, instance_of
-from ramet.registry import Entry
+from ramet.plugins.instance_keys import instance_key, instance_of
+from ramet.plugins.registry import Entry
 
 
 @pytest.mark.parametrize(

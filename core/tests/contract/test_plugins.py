@@ -13,9 +13,9 @@ import pytest
 
 from ramet import Register, hookimpl
 from ramet.errors import ConfigError, PluginError
-from ramet.plugin_sources import Source, module_source
 from ramet.plugins import CONTRACT_VERSION, Plugins, load_from
-from ramet.registry import DuplicateName
+from ramet.plugins.registry import DuplicateName
+from ramet.plugins.sources import Source, module_source
 
 
 @dataclass

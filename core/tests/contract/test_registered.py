@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import ramet.plugin_sources
+import ramet.plugins.sources
 from ramet import ConfigError, Register, Reward, Task, hookimpl, per_rollout, reward_named, user_prompt
 from ramet.plugins import Plugins, load_plugins
 from ramet.testing.rollouts import answered_rollout
@@ -53,7 +53,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugins]:
 
     module.register_rewards = register_rewards
     monkeypatch.setitem(__import__("sys").modules, "ends_plugin", module)
-    monkeypatch.setenv(ramet.plugin_sources.MODULES, "ends_plugin")
+    monkeypatch.setenv(ramet.plugins.sources.MODULES, "ends_plugin")
     load_plugins.cache_clear()
     yield load_plugins()
     load_plugins.cache_clear()

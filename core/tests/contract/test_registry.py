@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ramet.errors import ConfigError, PluginError
-from ramet.registry import DuplicateName, Entry, Registries, Registry
+from ramet.plugins.registry import DuplicateName, Entry, Registries, Registry
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import ramet
-from ramet import api, hookspecs
+from ramet import api
+from ramet.plugins import hookspecs
 
 FILE = Path(__file__).with_name("signatures.txt")
 

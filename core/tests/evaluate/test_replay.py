@@ -21,7 +21,7 @@ from ramet.evaluate.measure import score_group
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.replay import _gone, replay
 from ramet.plugins import PluginInfo, Plugins, load_plugins
-from ramet.registry import Registries
+from ramet.plugins.registry import Registries
 from ramet.testing import OpenAIServer, RawReply
 from ramet.types import Group, Rollout, Services, Task, user_prompt
 

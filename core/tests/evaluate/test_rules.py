@@ -11,7 +11,7 @@ import pytest
 from ramet.config.schema import BenchmarkConfig, EvaluateConfig
 from ramet.errors import PluginError
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
-from ramet.registry import Entry
+from ramet.plugins.registry import Entry
 from ramet.testing import check_benchmark
 from ramet.types import BenchmarkInfo, Message, Rollout, Task, user_prompt
 

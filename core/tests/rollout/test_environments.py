@@ -15,8 +15,8 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.plugin_code import defined_at
 from ramet.plugins import origin
+from ramet.plugins.plugin_code import defined_at
 from ramet.rollout.config import EnvironmentConfig
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records

@@ -21,7 +21,7 @@ import pytest
 from ramet.config.catalog import typed_options
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, ToolError
-from ramet.instance_keys import instance_of
+from ramet.plugins.instance_keys import instance_of
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools import mcp_lines
 from ramet.rollout.tools.mcp import McpServer, _parameters

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramet.errors import ConfigError
-from ramet.registered import branch_policy_named
+from ramet.plugins.registered import branch_policy_named
 from ramet.rollout.branching.shuffled import Shuffled
 from ramet.rollout.config import ShuffledConfig
 from ramet.testing import check_branch_policy

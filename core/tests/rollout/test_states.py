@@ -12,8 +12,8 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.plugin_code import defined_at
 from ramet.plugins import origin
+from ramet.plugins.plugin_code import defined_at
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing.doubles import Reply, echo_tool

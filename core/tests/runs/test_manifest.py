@@ -17,7 +17,7 @@ from ramet.config.schema import ComponentConfig, RewardConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.errors import ConfigError, PluginError
 from ramet.planning.run_plan import plan_run
-from ramet.plugin_code import code_hash
+from ramet.plugins.plugin_code import code_hash
 from ramet.runs.manifest import (
     WHOLE,
     Manifest,

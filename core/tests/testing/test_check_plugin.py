@@ -26,8 +26,8 @@ from ramet import (
     hookimpl,
     per_rollout,
 )
-from ramet.plugin_sources import Source
 from ramet.plugins import load_from
+from ramet.plugins.sources import Source
 from ramet.testing import check_plugin, echo_tool
 from ramet.testing.rollout_step import CALLS
 

@@ -37,8 +37,8 @@ from ramet import (
     hookimpl,
     per_rollout,
 )
-from ramet.plugin_sources import Source
 from ramet.plugins import load_from, load_plugins
+from ramet.plugins.sources import Source
 from ramet.testing import check_branch_policy, check_plugin, check_rollout_step, check_tool
 from ramet.testing import checked as limits
 

@@ -13,7 +13,7 @@ import pytest
 
 from ramet import ConfigError, InfraError, OpenAIOptions, Rollout, Score
 from ramet.helpers.openai import client as client_module
-from ramet.instance_keys import instance_of
+from ramet.plugins.instance_keys import instance_of
 from ramet.testing import OpenAIServer, RawReply, check_reward, local_services
 from ramet_rewards.config import LlmJudgeConfig
 from ramet_rewards.judge_prompts import PROMPTS, fill, verdict

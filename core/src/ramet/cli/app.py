@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import ramet
-from ramet import extensions
 from ramet.cli.commands import COMMANDS
 from ramet.cli.terminal import accept_any_text, complain, print_problems, say, settle_streams
 from ramet.config.needs import extras_of
 from ramet.config.sections import TRUST
 from ramet.errors import ConfigError, PluginError, RametError
-from ramet.extensions import extension
 from ramet.io.os_errors import os_error_text
-from ramet.plugin_code import raised_at
+from ramet.plugins import extensions
+from ramet.plugins.extensions import extension
+from ramet.plugins.plugin_code import raised_at
 from ramet.runs.stopped import INTERNAL, OK, USER, Stopped, exit_code_of
 from ramet.tracking.background import exit_soon
 from ramet.tracking.log import set_up_logging

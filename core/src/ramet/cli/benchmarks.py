@@ -21,8 +21,8 @@ from ramet.data.files import find_files
 from ramet.data.inspect import inspect_files
 from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError, RametError, raise_all
-from ramet.instance_keys import renamed
 from ramet.plugins import load_plugins
+from ramet.plugins.instance_keys import renamed
 from ramet.testing.benchmark import check_benchmark
 from ramet.types import Benchmark, BenchmarkInfo, Task
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ramet.cli.terminal import Parser, say
 from ramet.config.sections import without_model
-from ramet.registry import BUILTIN
+from ramet.plugins.registry import BUILTIN
 from ramet.runs.stopped import OK, USER
 from ramet.types import Severity
 

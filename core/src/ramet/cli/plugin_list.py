@@ -9,10 +9,10 @@ from importlib.metadata import EntryPoint, entry_points
 
 from ramet.cli.terminal import Parser, say, text_table
 from ramet.config.catalog import make_catalog
-from ramet.extensions import package_folders
-from ramet.plugin_sources import PRESETS, blocked_plugins
 from ramet.plugins import PluginInfo, load_plugins
-from ramet.registry import BUILTIN
+from ramet.plugins.extensions import package_folders
+from ramet.plugins.registry import BUILTIN
+from ramet.plugins.sources import PRESETS, blocked_plugins
 
 HEADER = ("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "OFFERS")
 

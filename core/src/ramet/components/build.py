@@ -9,9 +9,9 @@ from typing import TypeVar
 from ramet.components.services import RunServices
 from ramet.config.schema import BenchmarkConfig, Combine, ComponentConfig, Config, RolloutStepConfig
 from ramet.errors import ConfigError
-from ramet.lifecycle import start_component
 from ramet.plugins import Plugins, load_plugins
-from ramet.registry import Registry
+from ramet.plugins.lifecycle import start_component
+from ramet.plugins.registry import Registry
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.types import (
     AdvantageEstimator,

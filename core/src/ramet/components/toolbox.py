@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ramet.component_checks import is_tool_set, misfits
 from ramet.components.services import RunServices
 from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
-from ramet.lifecycle import close_component, start_component
-from ramet.plugin_code import defined_at, raised_at
 from ramet.plugins import load_plugins
+from ramet.plugins.component_checks import is_tool_set, misfits
+from ramet.plugins.lifecycle import close_component, start_component
+from ramet.plugins.plugin_code import defined_at, raised_at
 from ramet.rollout.faults import is_defect
 from ramet.rollout.jobs import expanded
 from ramet.rollout.stateful import StatefulComponent, tool_components

@@ -21,9 +21,9 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.plugin_sources import GROUP, MODULES, how_to_install
 from ramet.plugins import Plugins
-from ramet.registry import NAME
+from ramet.plugins.registry import NAME
+from ramet.plugins.sources import GROUP, MODULES, how_to_install
 from ramet.types.option import option_problems
 
 LOCAL = "hydra_configs"  # recipes of the working directory

@@ -37,7 +37,7 @@ from ramet.config.sections import COMPONENTS, OWN_TRACKERS
 from ramet.config.settings import apply_settings
 from ramet.config.trust import code_options, trusted_recipes, untrusted
 from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
-from ramet.extensions import TRACKERS, extension
+from ramet.plugins.extensions import TRACKERS, extension
 
 WITHOUT_MODEL = ("data", "judge", "tool", "doctor")  # jobs that need none
 INSTANCE = re.compile(rf"({'|'.join(group.name for group in COMPONENTS if group.many)})\.[^.]+\.use")

@@ -17,7 +17,7 @@ from ramet.config.secrets import remember_environment, written_secrets
 from ramet.config.sections import COMPONENTS
 from ramet.config.settings import TEXT, expected_type
 from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
-from ramet.plugin_code import raised_at
+from ramet.plugins.plugin_code import raised_at
 from ramet.types.option import option_problems
 
 

@@ -40,10 +40,10 @@ from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS, PRESETS
 from ramet.config.settings import expected_type, leaf_keys
 from ramet.errors import ConfigError
-from ramet.extensions import package_folders
-from ramet.plugin_sources import PRESETS as PRESET_PACKAGES
-from ramet.plugin_sources import blocked_plugins
 from ramet.plugins import load_plugins
+from ramet.plugins.extensions import package_folders
+from ramet.plugins.sources import PRESETS as PRESET_PACKAGES
+from ramet.plugins.sources import blocked_plugins
 
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours

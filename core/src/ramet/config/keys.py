@@ -14,7 +14,7 @@ from typing import Any
 from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS
 from ramet.plugins import load_plugins
-from ramet.registry import Registry
+from ramet.plugins.registry import Registry
 from ramet.types.option import Resume
 
 KINDS = {group.name: group.kind for group in COMPONENTS}

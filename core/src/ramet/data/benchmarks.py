@@ -8,9 +8,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ramet.errors import ConfigError, PluginError, RametError
-from ramet.output_checks import tasks_problem
-from ramet.plugin_code import defined_at, failed
 from ramet.plugins import origin
+from ramet.plugins.output_checks import tasks_problem
+from ramet.plugins.plugin_code import defined_at, failed
 from ramet.types import Task
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ramet import extensions
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.config.secrets import hide
@@ -19,10 +18,10 @@ from ramet.doctor.host import check_host
 from ramet.doctor.mcp_servers import check_mcp_servers
 from ramet.errors import PluginError
 from ramet.event_loop import run_async
-from ramet.extensions import ExtensionEntry
-from ramet.plugin_code import raised_at
-from ramet.plugins import load_plugins
-from ramet.registry import BUILTIN
+from ramet.plugins import extensions, load_plugins
+from ramet.plugins.extensions import ExtensionEntry
+from ramet.plugins.plugin_code import raised_at
+from ramet.plugins.registry import BUILTIN
 from ramet.types import DoctorContext, Finding, Severity
 
 CHECK_TIMEOUT_S = 60.0  # of a check that is async; others are waited for

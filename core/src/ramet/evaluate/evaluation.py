@@ -33,13 +33,13 @@ from ramet.evaluate.results import Results, check_complete
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
 from ramet.evaluate.tables import print_tables, results_cells
 from ramet.event_loop import run_async
-from ramet.instance_keys import instance_of
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
-from ramet.output_checks import tasks_problem
-from ramet.plugin_code import boundary, defined_at
 from ramet.plugins import origin
+from ramet.plugins.instance_keys import instance_of
+from ramet.plugins.output_checks import tasks_problem
+from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir

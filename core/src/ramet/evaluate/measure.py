@@ -20,10 +20,10 @@ from ramet.evaluate.tasks import Judgement, TaskResult, group_record, task_resul
 from ramet.event_loop import first_error, is_cancelled
 from ramet.helpers.openai.exchanges import collected
 from ramet.io import repeats
-from ramet.lifecycle import close_component, start_component
-from ramet.output_checks import metrics_problem
-from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.plugins.lifecycle import close_component, start_component
+from ramet.plugins.output_checks import metrics_problem
+from ramet.plugins.plugin_code import defined_at, named, raised_at
 from ramet.rollout.faults import DEFECT, is_defect
 from ramet.rollout.plan import check_groups
 from ramet.rollout.record import GroupRecord

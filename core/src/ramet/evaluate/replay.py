@@ -29,9 +29,9 @@ from ramet.evaluate.tables import print_tables, results_cells
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import run_async
 from ramet.helpers.openai.exchanges import answered_from
-from ramet.plugin_sources import blocked_plugins
 from ramet.plugins import load_plugins
-from ramet.registry import Entry
+from ramet.plugins.registry import Entry
+from ramet.plugins.sources import blocked_plugins
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.types import Benchmark, Group
 

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ramet.component_checks import ALL_CALLS, QUESTION, sampling_problem
 from ramet.config.schema import BenchmarkConfig, EvaluateConfig
+from ramet.plugins.component_checks import ALL_CALLS, QUESTION, sampling_problem
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import BenchmarkInfo, Message, Task
 

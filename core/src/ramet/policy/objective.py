@@ -22,9 +22,9 @@ from ramet.algorithms.offpolicy import OffPolicy, off_policy_masks, off_policy_w
 from ramet.algorithms.ratio import clamped, ratio_of
 from ramet.config.schema import OldLogprobs
 from ramet.errors import PluginError
-from ramet.output_checks import loss_problem
-from ramet.plugin_code import boundary, defined_at
 from ramet.plugins import origin
+from ramet.plugins.output_checks import loss_problem
+from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.logprob_model import TokenLogprobs

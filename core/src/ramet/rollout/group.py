@@ -18,9 +18,9 @@ from typing import Any
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.event_loop import is_cancelled
 from ramet.io import repeats
-from ramet.output_checks import begin_problem, state_key_problem
-from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.plugins.output_checks import begin_problem, state_key_problem
+from ramet.plugins.plugin_code import defined_at, named, raised_at
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder
 from ramet.rollout.branching.events import Phase, RolloutEvent, branch_event, turn_ended

@@ -22,9 +22,9 @@ from typing import TypeVar
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.event_loop import is_cancelled
 from ramet.io import repeats
-from ramet.lifecycle import close_component
-from ramet.output_checks import as_number, score_problem, scores_problem
-from ramet.plugin_code import defined_at, failed, named, raised_at
+from ramet.plugins.lifecycle import close_component
+from ramet.plugins.output_checks import as_number, score_problem, scores_problem
+from ramet.plugins.plugin_code import defined_at, failed, named, raised_at
 from ramet.rollout.faults import DEFECT, is_defect
 from ramet.rollout.tools.runner import BACKOFF_S, MAX_BACKOFF_S
 from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task

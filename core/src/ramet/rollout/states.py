@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramet.errors import ConfigError, PluginError
-from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
+from ramet.plugins.plugin_code import named, raised_at
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.faults import StateFailed, is_defect
 from ramet.rollout.keys import stable_seed

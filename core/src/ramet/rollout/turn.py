@@ -18,9 +18,9 @@ from typing import Any
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.event_loop import is_cancelled
-from ramet.output_checks import step_problem, stop_problem
-from ramet.plugin_code import defined_at, named
 from ramet.plugins import origin
+from ramet.plugins.output_checks import step_problem, stop_problem
+from ramet.plugins.plugin_code import defined_at, named
 from ramet.rollout.branching.events import Phase
 from ramet.rollout.completion import append_completion, completion_problem, ended_at_stop
 from ramet.rollout.faults import RolloutFailed

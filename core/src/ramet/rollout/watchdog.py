@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
-from ramet.plugin_code import running_at
+from ramet.plugins.plugin_code import running_at
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0

@@ -32,8 +32,8 @@ from ramet.config.schema import ComponentConfig, ModelConfig
 from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError, PluginError
 from ramet.io.atomic import write_file
-from ramet.plugin_code import code_hash, object_hash
 from ramet.plugins import OBJECTS, load_plugins
+from ramet.plugins.plugin_code import code_hash, object_hash
 
 FORMAT = 1
 PACKAGES = (

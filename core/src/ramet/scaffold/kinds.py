@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ramet.extensions import COMMANDS, TRACKERS
+from ramet.plugins.extensions import COMMANDS, TRACKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from string import Template
 import ramet
 from ramet.config.sections import OWN_TRACKERS
 from ramet.errors import ConfigError, raise_all
-from ramet.extensions import TRACKERS, extensions
 from ramet.plugins import CONTRACT_VERSION, Plugins, load_plugins
+from ramet.plugins.extensions import TRACKERS, extensions
 from ramet.scaffold.kinds import KINDS, Kind, camel
 
 SUFFIX = ".tmpl"

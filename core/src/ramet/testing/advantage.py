@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramet.output_checks import absent_hint, advantage_problem
+from ramet.plugins.output_checks import absent_hint, advantage_problem
 from ramet.testing.batches import tiny_batch
 from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_needs, expect_none

@@ -8,10 +8,10 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ramet.component_checks import info_problems
 from ramet.errors import ConfigError
-from ramet.output_checks import metrics_problem
-from ramet.plugin_code import defined_at
+from ramet.plugins.component_checks import info_problems
+from ramet.plugins.output_checks import metrics_problem
+from ramet.plugins.plugin_code import defined_at
 from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_async
 from ramet.testing.rollouts import answered_rollout, empty_rollout

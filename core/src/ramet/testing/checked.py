@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import ClassVar, ParamSpec, TypeVar
 
-from ramet.plugin_code import defined_at, hanging_at, raised_at
+from ramet.plugins.plugin_code import defined_at, hanging_at, raised_at
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,7 +23,7 @@ def expect(holds: bool, problem: str) -> None:
 
 
 def expect_none(problem: str | None) -> None:
-    """Raise `AssertionError(problem)` if there is one: of the checks that a run makes too (`ramet.output_checks`)."""
+    """Raise `AssertionError(problem)` if there is one: of the checks that a run makes too (`plugins.output_checks`)."""
     expect(problem is None, str(problem))
 
 

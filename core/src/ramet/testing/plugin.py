@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ramet.component_checks import is_tool_set
 from ramet.config.catalog import first_line, typed_options, unusable_options
 from ramet.errors import PluginError
 from ramet.plugins import Plugins, load_plugins
-from ramet.registry import Entry
+from ramet.plugins.component_checks import is_tool_set
+from ramet.plugins.registry import Entry
 from ramet.testing.checked import LIMIT_S, time_limit
 
 # Kind of registry -> module of this package that holds its check, `check_<module>`.

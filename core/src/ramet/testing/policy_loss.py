@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramet.config.schema import LossAggregation
-from ramet.output_checks import absent_hint, loss_problem
+from ramet.plugins.output_checks import absent_hint, loss_problem
 from ramet.testing.batches import tiny_loss_batch
 from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_needs, expect_none

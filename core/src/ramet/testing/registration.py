@@ -8,7 +8,7 @@ from typing import Any
 
 from ramet.errors import ConfigError
 from ramet.plugins import load_plugins
-from ramet.registry import Entry, Registry
+from ramet.plugins.registry import Entry, Registry
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import Sequence
 
-from ramet.output_checks import score_problem, scores_problem
+from ramet.plugins.output_checks import score_problem, scores_problem
 from ramet.testing.checked import checked, crash
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call, expect_none

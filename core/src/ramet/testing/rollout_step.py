@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
+from ramet.plugins.component_checks import misfits
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import checked
 from ramet.testing.doubles import echo_tool

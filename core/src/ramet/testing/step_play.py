@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
-from ramet.output_checks import begin_problem, state_key_problem, step_problem, stop_problem
+from ramet.plugins.output_checks import begin_problem, state_key_problem, step_problem, stop_problem
 from ramet.rollout.stateful import is_stateful
 from ramet.rollout.turn import CallLimit
 from ramet.testing.checked import crash

@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.helpers import MODEL_MISTAKES, FunctionError
-from ramet.output_checks import tool_problem
+from ramet.plugins.component_checks import misfits
+from ramet.plugins.output_checks import tool_problem
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import checked, crash, progress
 from ramet.testing.doubles import local_services

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from ramet.plugin_code import raised_at
+from ramet.plugins.plugin_code import raised_at
 from ramet.types import OutcomeTracker, Tracker
 
 logger = logging.getLogger(__name__)

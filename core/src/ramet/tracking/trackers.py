@@ -18,8 +18,8 @@ from pathlib import Path
 from ramet.config.schema import Config
 from ramet.config.sections import OWN_TRACKERS
 from ramet.errors import ConfigError, MissingHere, PluginError, raise_all
-from ramet.extensions import TRACKERS, extension
 from ramet.io.os_errors import os_error_text
+from ramet.plugins.extensions import TRACKERS, extension
 from ramet.runs.manifest import read_manifest
 from ramet.runs.stopped import OK, exit_code_of
 from ramet.tracking import tensorboard, wandb

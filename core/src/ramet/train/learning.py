@@ -19,9 +19,9 @@ from ramet.cluster.interfaces import Ranks
 from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import PluginError
 from ramet.io import repeats
-from ramet.output_checks import advantage_problem
-from ramet.plugin_code import boundary, defined_at
 from ramet.plugins import origin
+from ramet.plugins.output_checks import advantage_problem
+from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.policy.batching.rows import (
     Floats,
     Row,

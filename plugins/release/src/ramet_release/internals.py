@@ -11,7 +11,7 @@ from ramet.config.schema import Config, OldLogprobs, RolloutConfig
 from ramet.engines.protocol import Capability, Completion, Engine, FinishReason, Request, Sampling
 from ramet.errors import raise_all
 from ramet.event_loop import first_error
-from ramet.plugin_code import named
+from ramet.plugins.plugin_code import named
 from ramet.rollout.completion import Versions, append_completion, completion_problem
 from ramet.rollout.keys import RolloutKey, path_text, request_seed, stable_seed
 from ramet.rollout.method import RolloutMethod, Share

@@ -23,7 +23,7 @@ from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, 
 from ramet.helpers.openai.responses import chat_reply, check_shape, has_text, text_of, tokens
 from ramet.helpers.openai.servers import Server, Servers
 from ramet.helpers.per_loop import PerLoop
-from ramet.instance_keys import instance_key
+from ramet.plugins.instance_keys import instance_key
 from ramet.types import Limiter, Message, Services
 
 FIRST_WAIT_S = 0.5  # before the second attempt; doubled with each, less up to a half by chance

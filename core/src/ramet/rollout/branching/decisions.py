@@ -7,8 +7,8 @@ from dataclasses import replace
 from random import Random
 
 from ramet.errors import ConfigError, PluginError
-from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
+from ramet.plugins.plugin_code import defined_at, failed, named
 from ramet.types import (
     BranchAction,
     BranchEvent,

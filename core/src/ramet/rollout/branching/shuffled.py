@@ -19,8 +19,8 @@ from itertools import cycle, islice
 from random import Random
 
 from ramet.errors import ConfigError
-from ramet.instance_keys import instance_of
-from ramet.registered import branch_policy_named
+from ramet.plugins.instance_keys import instance_of
+from ramet.plugins.registered import branch_policy_named
 from ramet.rollout.config import ShuffledConfig
 from ramet.rollout.method import rollout_method
 from ramet.types import BranchAction, BranchEvent, Done, FirstTokens, Fork, GroupView, Need, RolloutView, TurnView

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ramet.errors import ConfigError, InfraError, ToolError
 from ramet.helpers import neutralise_chat_markup
-from ramet.instance_keys import instance_key
+from ramet.plugins.instance_keys import instance_key
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure, McpRefusal
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import FunctionError
-from ramet.output_checks import tool_problem
-from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.plugins.output_checks import tool_problem
+from ramet.plugins.plugin_code import defined_at, named, raised_at
 from ramet.rollout.faults import RolloutFailed, is_defect
 from ramet.rollout.tools.stats import ToolStats
 from ramet.rollout.tools.text import argument_problem, fit

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ramet.component_checks import is_async, misfits
 from ramet.errors import ConfigError, PluginError, RametError
-from ramet.instance_keys import instance_of
-from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugins.component_checks import is_async, misfits
+from ramet.plugins.instance_keys import instance_of
+from ramet.plugins.plugin_code import defined_at, named, raised_at
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 from ramet.types.option import option_problems
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ramet.errors import ConfigError
-from ramet.instance_keys import instance_key, instance_of
 from ramet.plugins import load_plugins
+from ramet.plugins.instance_keys import instance_key, instance_of
 from ramet.types import BranchPolicy, Reward
 
 

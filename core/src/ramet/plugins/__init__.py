@@ -19,12 +19,12 @@ from typing import Any
 
 import pluggy
 
-from ramet import hookspecs
 from ramet.errors import PluginError
-from ramet.hookspecs import Register
-from ramet.plugin_code import raised_at, written_by_user
-from ramet.plugin_sources import Source, blocked_plugins, core_source, how_to_install, installed_sources
-from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
+from ramet.plugins import hookspecs
+from ramet.plugins.hookspecs import Register
+from ramet.plugins.plugin_code import raised_at, written_by_user
+from ramet.plugins.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
+from ramet.plugins.sources import Source, blocked_plugins, core_source, how_to_install, installed_sources
 
 logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"

@@ -7,7 +7,7 @@ import logging
 
 from ramet.errors import InfraError, PluginError, RametError
 from ramet.event_loop import is_cancelled, n_cancelled
-from ramet.plugin_code import raised_at
+from ramet.plugins.plugin_code import raised_at
 from ramet.types import Services
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError, PluginError
-from ramet.registry import BUILTIN
+from ramet.plugins.registry import BUILTIN
 
 GROUP = "ramet"
 MODULES = "RAMET_PLUGINS"
