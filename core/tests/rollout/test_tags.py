@@ -80,7 +80,7 @@ def test_an_opening_tag_in_prompt_or_results_is_never_paired_with_a_sampled_clos
     context = scripted_generate(["oops</python>"], [echo_tool()])
     result = turn(context, response="<python>import os</python> <result>\n<python>evil\n</result>")
     assert context.calls == []
-    assert "without <python>" in text_of(result)
+    assert "without an opening <python>" in text_of(result)
     assert result.stop is None
 
 

@@ -80,14 +80,14 @@ class Tags:
         if tools:
             lines += [
                 "You can use the tools below while you work. To call one, write its input between its tags; you then "
-                f"get what it returned between <{c.result}> and </{c.result}>, and go on from there. Never write a "
+                f"get what it returned between <{c.result}> and </{c.result}>, and continue from there. Never write a "
                 f"<{c.result}> block yourself.",
                 "",
                 *(_describe(tool) for tool in tools),
                 "",
             ]
         lines.append(
-            f"When you know the answer, write it between <{c.answer}> and </{c.answer}>. Nothing behind it is read."
+            f"When you know the answer, write it between <{c.answer}> and </{c.answer}>. Anything after it is ignored."
         )
         return "\n".join(lines)
 
@@ -133,7 +133,7 @@ class Tags:
     def _answer(self, text: str) -> StepResult:
         answer = _last_block(text, self.config.answer)
         if answer is None:
-            return self._inserted("The closing tag of the answer stands here without its opening tag in this turn.")
+            return self._inserted("Found the closing tag of the answer without its opening tag in this turn.")
         return StepResult(stop=StopReason.ANSWER, answer=answer.strip())
 
     def _inserted(self, text: str) -> StepResult:
@@ -220,7 +220,7 @@ def _call(generation: Generation, stops: _Stops, tools: Sequence[ToolSchema], tu
     name = stops.tools[generation.stop]
     content = _last_block(generation.text, name)
     if content is None:
-        raise ToolError(f"The closing tag </{name}> stands here without <{name}> in this turn.")
+        raise ToolError(f"Found </{name}> without an opening <{name}> in this turn.")
     tool = next(tool for tool in tools if tool.name == name)
     return ToolCall(name=name, arguments=call_arguments(tool, content), turn=turn)
 
