@@ -16,12 +16,13 @@ from ramet.components.build import Components
 from ramet.components.prompts import describe_foreign_tags, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
-from ramet.config.schema import Config
+from ramet.config.schema import Config, SystemPrompt
 from ramet.data.tasks import load_tasks
-from ramet.errors import ConfigErrors
+from ramet.errors import ConfigErrors, PluginError
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.tiny import make_tiny_model
+from ramet.rollout.prompts import make_prompt
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.train.dry_run import plan
 from ramet.types import Message, Task, user_prompt
@@ -247,3 +248,22 @@ def test_inspection_and_plan_print_the_warning_too(
     assert [expected in record.getMessage() for record in caplog.records].count(True) == 1
     with pytest.raises(ConfigErrors, match="names tags of no configured tool: search; configured: misled"):
         plan(compose([*overrides, "tools=[misled]"], job="train"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (None, "system_prompt returned None; return a text"),
+        (ZeroDivisionError("no"), "raised ZeroDivisionError in sys"),
+    ],
+)
+def test_a_step_whose_system_prompt_is_no_text_is_named(returned: object, problem: str) -> None:
+    class Mute:
+        def system_prompt(self, tools: object) -> object:
+            if isinstance(returned, Exception):
+                raise returned
+            return returned
+
+    task = Task(id="a", prompt=user_prompt("?"))
+    with pytest.raises(PluginError, match=problem):
+        make_prompt(task, Mute(), (), SystemPrompt.AUTO)  # type: ignore[arg-type]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramet.config.schema import SystemPrompt
+from ramet.errors import PluginError
+from ramet.plugins import origin
+from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.types import Message, Origin, RolloutStep, Segment, SegmentKind, Task, TemplateFormat, ToolSchema
 
 if TYPE_CHECKING:
@@ -24,9 +27,17 @@ class Prompt:
 def make_prompt(
     task: Task, step: RolloutStep, tools: Sequence[ToolSchema], rule: SystemPrompt, *, tools_in_template: bool = False
 ) -> Prompt:
-    """The prompt of a task that may use `tools`. Who describes them, the template or the step, is the caller's."""
-    described = () if tools_in_template else tuple(tools)
-    messages = messages_of(task, step.system_prompt(described), rule)
+    """The prompt of a task that may use `tools`. Who describes them, the template or the step, is the caller's.
+
+    Raises `PluginError` for a step whose `system_prompt` fails or returns no text.
+    """
+    described, who = () if tools_in_template else tuple(tools), f"rollout step {origin(step)}"
+    with boundary(who, "rollout_step", on=" in system_prompt"):
+        system = step.system_prompt(described)
+    if not isinstance(system, str):
+        where = defined_at(step, "system_prompt")
+        raise PluginError(f"{who}: system_prompt returned {system!r:.80}; return a text, empty for none{where}")
+    messages = messages_of(task, system, rule)
     return Prompt(messages=messages, tools=tuple(tools) if tools_in_template else ())
 
 
