@@ -14,12 +14,12 @@ import math
 import time
 from collections.abc import Coroutine, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
-from ramet.helpers import FunctionError
+from ramet.helpers import FunctionError, SingleFlight
 from ramet.plugins import origin
 from ramet.plugins.output_checks import tool_problem
 from ramet.plugins.plugin_code import defined_at, named, raised_at
@@ -74,14 +74,6 @@ class CallTimes:
         return max(0.0, time.perf_counter() - self.begun - self.run_s)
 
 
-@dataclass(slots=True)
-class _Flight:
-    """One execution that several identical calls wait for."""
-
-    task: asyncio.Task[CallEnd]
-    waiters: int = 0
-
-
 class ToolRunner:
     """One tool with its slots and its time-out. `stats` counts since they were last taken."""
 
@@ -95,7 +87,7 @@ class ToolRunner:
         self._watchdog = watchdog
         self._slots = asyncio.Semaphore(config.concurrency if tool.schema.concurrent else 1)
         self._running = set[asyncio.Task[Any]]()  # the loop holds tasks weakly
-        self._flights: dict[str, _Flight] = {}
+        self._flights = SingleFlight[CallEnd]()
         has_state = hasattr(tool, "forks") or hasattr(tool, "state_owner")
         self._shares = self.schema.deterministic and not has_state
         self._raised = set[str]()  # types of exceptions that were logged
@@ -113,23 +105,11 @@ class ToolRunner:
         return self._execute(call, ends_at, problem)
 
     async def _join(self, call: ToolCall) -> CallEnd:
-        """Single flight. The execution belongs to no caller: it ends early only when all of them are gone."""
+        """Share the execution of an equal call. It may answer other tasks too, so it has no task and no deadline."""
         key = json.dumps(call.arguments, sort_keys=True, default=repr)
-        flight = self._flights.get(key)
-        joined = flight is not None
-        if flight is None:
-            anyone = replace(call, task=None, environment=None)  # it may answer other tasks too
-            flight = self._flights[key] = _Flight(self._spawn(self._execute(anyone, None)))
+        joined, anyone = key in self._flights, replace(call, task=None, environment=None)
         self.stats.shared += joined
-        flight.waiters += 1
-        try:
-            end = await asyncio.shield(flight.task)
-        finally:
-            flight.waiters -= 1
-            if flight.task.done() or not flight.waiters:
-                flight.task.cancel()
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+        end = await self._flights.run(key, lambda: self._spawn(self._execute(anyone, None)))
         if not joined:
             return end
         record = replace(end.record, turn=call.turn, arguments=dict(call.arguments), cached=True)
