@@ -28,6 +28,7 @@ from ray import cloudpickle
 from ramet.cluster.counts import Counts
 from ramet.cluster.ray import health_monitor, rollout_workers, rollouts
 from ramet.cluster.ray.actor_base import Actor
+from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
@@ -134,18 +135,19 @@ def config(folder: Path, *, workers: int, step_s: float = 600.0, rollout_s: floa
 
 
 class Puts:
-    """A policy whose weights are a number: by how much engines that were given them get the version wrong."""
+    """Ranks whose weights are a number: by how much engines that were given them get the version wrong."""
 
     def __init__(self, weights: int) -> None:
         self._weights = weights
 
-    async def weights(self) -> list[Any]:
+    async def call(self, work: object) -> list[Any]:
+        assert work is PolicyActor.put_weights
         return [ray.put(self._weights)]
 
 
 async def send(rollouts: RayRollouts, weights: int, *, version: int) -> None:
-    policy: Any = Puts(weights)
-    rollouts.workers.transfer = HostTransfer(policy, timeout_s=60.0)
+    ranks: Any = Puts(weights)
+    rollouts.workers.transfer = HostTransfer(ranks, timeout_s=60.0)
     await rollouts.workers.update_weights(version)
 
 
