@@ -31,11 +31,16 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 @asynccontextmanager
 async def first_error() -> AsyncIterator[None]:
     """Raise the first error of the task groups in the block as it is, instead of a group of all errors."""
+    first: BaseException | None = None
     try:
         yield
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
-        raise first from first.__cause__
+    if first is not None:  # raised outside of the handler, whose group would replace what it was raised in
+        try:
+            raise first
+        finally:
+            del first
 
 
 def n_cancelled() -> int:

@@ -283,4 +283,5 @@ def test_what_a_component_logs_of_its_start_is_not_above_the_findings(
 
 def test_a_check_of_before_that_says_mend_is_read() -> None:
     found = Finding(what="key", severity=Severity.PROBLEM, text="not set", mend="export KEY=…")
+    assert found.mend == "export KEY=…"
     assert found == Finding(what="key", severity=Severity.PROBLEM, text="not set", fix="export KEY=…")

@@ -47,6 +47,8 @@ def test_each_section_says_which_jobs_build_it() -> None:
         ("tools.search.concurrency", Resume.FAILURES),
         ("tools.any.params.timeout_s", Resume.NUMBERS),
         ("benchmarks.math.params.x", Resume.MEASURED),
+        ("tools.any.params", Resume.NUMBERS),  # a component without options has `params: null`
+        ("advantage.params", Resume.NUMBERS),
         ("data.columns.prompt", Resume.NUMBERS),
         ("no.such_key", Resume.NUMBERS),
     ],

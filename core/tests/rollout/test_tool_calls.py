@@ -74,7 +74,23 @@ class Catches(Gathers):
             return StepResult(insert=(Untrusted(text="more!"),), reward=0.5)
 
 
-@pytest.mark.parametrize("step", [Gathers, Grouped, Catches])
+class Answers(Gathers):
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        try:
+            return await super().__call__(state, ctx)
+        except Exception:
+            return StepResult(stop=StopReason.ANSWER, answer="x")
+
+
+class Wraps(Gathers):
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        try:
+            return await super().__call__(state, ctx)
+        except Exception as error:
+            raise ValueError("too much") from error
+
+
+@pytest.mark.parametrize("step", [Gathers, Grouped, Catches, Answers, Wraps])
 def test_one_call_too_many_ends_the_rollout_whatever_the_step_does(play: Play, step: Any) -> None:
     tool = echo_tool(delay_s=0.01)
     tools = {"python": (tool, ToolConfig())}

@@ -93,7 +93,7 @@ def resume_of(key: str) -> Resume:
 
 def _declared_by_components(group: str, path: Sequence[str]) -> Iterator[Resume | None]:
     name = path[0] if group in MAPS else None
-    option, *within = path[path.index("params") + 1 :]
+    option, *within = path[path.index("params") + 1 :] or [""]  # without options `params` itself is a leaf: null
     plugins, kind = load_plugins(), KINDS[group]
     registry: Registry[Any] = plugins.engines if kind is None else getattr(plugins.registries, kind)
     for entry in registry:

@@ -102,7 +102,8 @@ def is_outage(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return any(is_outage(inner) for inner in error.exceptions)
-    if isinstance(error, _OUTAGES) or (error.__cause__ is not None and is_outage(error.__cause__)):
+    cause = error.__cause__ if error.__cause__ is not error else None
+    if isinstance(error, _OUTAGES) or (cause is not None and is_outage(cause)):
         return True
     if isinstance(error, ValueError):  # some are an OSError too: an address makes no sense, or a service's answer
         return isinstance(error, OSError) and type(error).__name__ in _BROKEN_ANSWERS

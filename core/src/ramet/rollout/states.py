@@ -248,8 +248,10 @@ class States:
             self._close_later(component, task.result())
 
     def _close_later(self, component: StatefulComponent, state: Any) -> None:
-        closing = component.owner.close(state)
-        self._spawn(close_quietly(closing, f"close of state:{component.name}", self._watchdog))
+        async def closing() -> None:
+            await component.owner.close(state)
+
+        self._spawn(close_quietly(closing(), f"close of state:{component.name}", self._watchdog))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

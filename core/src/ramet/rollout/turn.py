@@ -92,22 +92,23 @@ class RolloutTurn:
         """Calls end with their turn. What failed is raised whether the step let it pass, caught it, or raised another
         error because of it; only a deadline, a cancellation and a broken contract come first.
         """
-        at_limit = isinstance(error, CallLimit) or (
-            isinstance(error, BaseExceptionGroup) and error.split(CallLimit)[1] is None
+        # Whatever a step makes of `CallLimit`: what the model writes must not decide that its rollout is masked.
+        at_limit = (
+            self._is_over_limit and isinstance(error, Exception) and not isinstance(error, PluginError | ConfigError)
         )
         try:
             await self._end_calls(cancel=error is not None and not at_limit)
         except asyncio.CancelledError:
             await self._end_calls(cancel=True)
             raise
-        if error is None:
+        if error is None or at_limit:
             end_if_pruned(self.live)  # the step may have caught its cancellation
         comes_first = isinstance(error, PluginError | ConfigError | KeyboardInterrupt)
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             comes_first = True
         failure, self._failure = self._failure, None  # in a cycle with its frames it would outlive the rollout
         if failure is not None and failure is not error and not comes_first:
-            raise failure from error
+            raise failure from failure.__cause__ or error
         return at_limit
 
     async def _end_calls(self, *, cancel: bool) -> None:
@@ -303,7 +304,7 @@ class RolloutTurn:
     def end(self, result: StepResult) -> None:
         """Append what the step inserts, keep what it gave for the turn, and stop the rollout where that is due."""
         result = checked_result(result, self.context)
-        if self._is_over_limit and result.stop is None:
+        if self._is_over_limit:
             result = replace(result, insert=(), stop=StopReason.CALL_LIMIT)
         live, context = self.live, self.context
         fits = insert(live, result.insert, context)

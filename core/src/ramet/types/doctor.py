@@ -37,6 +37,9 @@ class Finding:
             object.__setattr__(self, "fix", mend)
 
 
+setattr(Finding, "mend", property(lambda finding: finding.fix))  # noqa: B010  # or its default would be read
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorContext:
     """What a check may look at. `options`: those of each configured component, as `tools.search` -> its dataclass."""

@@ -65,8 +65,8 @@ def _plain(bound: float) -> str:
 
 def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:
     """Return what is wrong with a value of this field; None for an allowed one, and for a field without `option`."""
-    allowed: Allowed | None = field.metadata.get("allowed")
-    return None if allowed is None else allowed.problem(value)
+    allowed = field.metadata.get("allowed")  # of a plugin's own metadata anything may be called so
+    return allowed.problem(value) if isinstance(allowed, Allowed) else None
 
 
 def option_problems(settings: Any, prefix: str = "") -> Iterator[str]:

@@ -177,19 +177,20 @@ def _problems(opened: diskcache.Cache, repair: bool) -> list[str]:
     """What cannot be read; with `repair` it is removed."""
     problems = []
     folder = Path(opened.directory)
+    if repair:
+        opened.expire(retry=True)  # entries of Ramet never expire, and `delete` does not see those that have
     for key in list(opened):
         try:
             if isinstance(key, ForeignKey):
                 raise ValueError("its key is not a text")
             opened.get(key, retry=True)
         except (ValueError, OSError, RecursionError) as error:
-            problems.append(f"{folder}: entry {_shown(key)}: {error}{' (removed)' if repair else ''}")
-            if repair:
-                opened.delete(key, retry=True)
+            is_gone = repair and opened.delete(key, retry=True)
+            problems.append(f"{folder}: entry {_shown(key)}: {error}{' (removed)' if is_gone else ''}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = opened.check(fix=repair, retry=True)
-    return problems + [f"{folder}: {one.message}{' (mended)' if repair else ''}" for one in found]
+    return problems + [f"{folder}: {one.message}{' (fixed)' if repair else ''}" for one in found]
 
 
 def _shown(key: str | ForeignKey) -> str:

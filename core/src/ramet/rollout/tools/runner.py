@@ -203,8 +203,9 @@ class ToolRunner:
             await self._slots.acquire()
         started = time.perf_counter()
         self.stats.executed += 1
-        task: asyncio.Task[ToolResult] = self._spawn(self._call(self._own_call(call, times.ends_at)))
+        task: asyncio.Task[ToolResult] | None = None
         try:
+            task = self._spawn(self._call(self._own_call(call, times.ends_at)))
             with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
                 await asyncio.wait({task}, timeout=self.config.timeout_s)
             if not task.done():
@@ -213,7 +214,8 @@ class ToolRunner:
                 raise self._failed(f"tool {self.name!r} cancelled itself")
             return task.result()
         finally:
-            task.cancel()  # of what runs still
+            if task is not None:
+                task.cancel()  # of what runs still
             self._slots.release()
             times.run_s += time.perf_counter() - started
 
