@@ -76,6 +76,7 @@ def logged(ramet, workspace, tmp_path_factory) -> set[str]:
     rows = [{"prompt": f"task {i}", "answer": "x", "data_source": f"source{i % 2}"} for i in range(4)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     more = ["data.train=[tasks.jsonl]", "data.valid=[tasks.jsonl]", "train.steps=1", "train.eval_every=1"]
+    more += ["advantage=gae"]  # with a critic, whose names are made of those of the policy
     assert ramet(*workspace.train("run.root=.", "run.name=run", *more), cwd=folder).code == 0
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     stats = ToolStats(wait_s=[1.0], run_s=[1.0], waits_s=[1.0], exceptions=Counter(KeyError=1))

@@ -123,10 +123,8 @@ def test_the_policy_gives_memory_back_before_an_engine_on_its_gpu_loads_new_weig
     order: list[str] = []
 
     class Side:
-        async def rest(self) -> None:
-            order.append("rest")
-
-        async def weights(self) -> list[Any]:
+        async def call(self, work: Any) -> list[Any]:
+            order.append(work.__name__)
             return []
 
         async def update_weights(self, weights: Any, version: int) -> None:
@@ -134,4 +132,4 @@ def test_the_policy_gives_memory_back_before_an_engine_on_its_gpu_loads_new_weig
 
     side = cast(Any, Side())
     asyncio.run(LocalBackend(side, side, cast(Any, None)).sync_weights(1))
-    assert order == ["rest", "load 1"]
+    assert order == ["rest", "weights_of", "load 1"]

@@ -56,7 +56,7 @@ def test_rows_over_the_token_limit_are_left_out_and_counted(
     assert (prepared.counts.trained, prepared.counts.too_long) == (1, 2)
     file = config.config.sft.data[0]
     assert caplog.messages == [
-        f"left out 2 of 3 rows longer than sft.max_tokens=2000 ({file}, rows 2, 3); longest: 4155"
+        f"left out 2 of 3 rows longer than sft.max_tokens=2000 ({file}, rows 2, 3); longest: 4158"
     ]
 
 

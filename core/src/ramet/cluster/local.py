@@ -230,9 +230,7 @@ class LocalBackend:
         return cls(policy, rollouts, services)
 
     async def sync_weights(self, version: int) -> None:
-        await self.policy.call(
-            PolicyRank.rest
-        )  # an engine in another process needs memory of the same GPU to load them
+        await self.policy.call(PolicyRank.rest)  # an engine in another process needs this GPU's memory to load them
         await self.rollouts.update_weights(await self.policy.call(weights_of), version)
 
     async def close(self) -> None:
