@@ -7,11 +7,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+END_S = 60.0  # for calls in threads at the end of a loop
+left_threads: list[threading.Thread] = []  # whose calls had not returned by then
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
@@ -23,9 +27,25 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return asyncio.run(_with_threads(work))
     done: T = _InThread(work).result()
     return done
+
+
+async def _with_threads(work: Coroutine[Any, Any, T]) -> T:
+    """Bound what the end of the loop waits for: a call of a plugin in `asyncio.to_thread` may never return."""
+    asyncio.get_running_loop().set_default_executor(_Threads())
+    return await work
+
+
+class _Threads(ThreadPoolExecutor):
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+        ends_at = time.monotonic() + END_S
+        for thread in self._threads if wait else ():
+            thread.join(max(0.0, ends_at - time.monotonic()))
+            if thread.is_alive():
+                left_threads.append(thread)
 
 
 @asynccontextmanager
@@ -103,7 +123,7 @@ class _InThread:
     async def _main(self) -> Any:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._started.set()
-        return await self._work
+        return await _with_threads(self._work)
 
     def _cancel(self) -> None:
         self._started.wait()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ramet.api
-from ramet import per_rollout
+from ramet import event_loop, per_rollout
 from ramet.api import compose, evaluate, metrics, rollouts, run, sft, train
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
@@ -255,3 +255,19 @@ def test_a_notebook_completes_what_the_module_is_for() -> None:
 def test_importing_the_module_loads_neither_torch_nor_hydra() -> None:
     code = "import sys, ramet.api; print([m for m in ('torch', 'hydra', 'transformers', 'ray') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_call_in_a_thread_that_hangs_does_not_keep_the_end_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "END_S", 0.05)
+    monkeypatch.setattr(event_loop, "left_threads", left := list[threading.Thread]())
+    free = threading.Event()
+
+    async def work() -> str:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(free.wait, 20), 0.05)
+        return "ended"
+
+    assert run_async(work()) == "ended"
+    assert len(left) == 1 and left[0].is_alive(), "the process knows what would keep it"
+    free.set()
+    left[0].join()

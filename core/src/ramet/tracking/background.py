@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from ramet.event_loop import left_threads
 from ramet.plugins.plugin_code import raised_at
 from ramet.types import OutcomeTracker, Tracker
 
@@ -139,10 +140,11 @@ class BackgroundTracker:
 
 
 def exit_soon(code: int, within_s: float = EXIT_S) -> None:
-    """For a process that does nothing more: end it with this exit code after `within_s` if a tracker hangs. Threads of
-    its own and what it registered with `atexit` (wandb does) would keep the process for as long as it hangs.
+    """For a process that does nothing more: end it with this exit code after `within_s` if a tracker hangs, or what a
+    plugin called in a thread. Threads of its own and what it registered with `atexit` (wandb does) would keep the
+    process for as long as it hangs.
     """
-    if any(thread.is_alive() for thread in _left):
+    if any(thread.is_alive() for thread in (*_left, *left_threads)):
         timer = threading.Timer(within_s, os._exit, (code,))
         timer.daemon = True
         timer.start()
