@@ -56,10 +56,10 @@ def test_a_plugin_states_its_contract_and_pins_the_core(plugin: Path) -> None:
     tree = ast.parse((module_of(plugin) / "__init__.py").read_text())
     assigned = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
     assert "ramet_contract = '1'" in assigned
-    minor = project_of(ROOT / "core")["version"].rpartition(".")[0]
-    major, _, number = minor.partition(".")
+    version = project_of(ROOT / "core")["version"]
+    major, minor, _ = version.split(".")
     (core,) = [need for need in project_of(plugin)["dependencies"] if re.match(r"ramet(?!-)\b", need)]
-    assert re.sub(r"\[\w+\]", "", core) == f"ramet>={minor},<{major}.{int(number) + 1}"
+    assert re.sub(r"\[\w+\]", "", core) == f"ramet>={version},<{major}.{int(minor) + 1}"
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, **IDS)

@@ -25,7 +25,7 @@ from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
 from ramet.types.option import Resume, option
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 __all__ = [
     "ChatReply",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+import ramet
 from ramet.cli import main
 from ramet.errors import InfraError, ToolError
 from ramet.helpers import function_tool
@@ -23,8 +24,8 @@ def now() -> str:
 
 
 BROKEN = (
-    "tool 'broken' (ramet.testing.doubles.EchoTool of plugin 'core' (ramet 0.1.0)) raised KeyError: 'key'; if the "
-    "model caused it, raise ramet.ToolError instead\n"
+    f"tool 'broken' (ramet.testing.doubles.EchoTool of plugin 'core' (ramet {ramet.__version__})) raised "
+    "KeyError: 'key'; if the model caused it, raise ramet.ToolError instead\n"
 )
 
 

@@ -46,7 +46,7 @@ def test_names_and_pins_agree_with_the_core(kind: str, tmp_path: Path) -> None:
     target = ":".join(filter(None, ["ramet_of_mine", one.attribute.format(name="of_mine")]))
     assert project["entry-points"] == {one.group: {"of_mine": target}}
     assert project["requires-python"] == core["requires-python"]
-    assert project["dependencies"] == [f"ramet>=0.{minor},<0.{minor + 1}", *(torch if needs_torch else [])]
+    assert project["dependencies"] == [f"ramet>={core['version']},<0.{minor + 1}", *(torch if needs_torch else [])]
     module = (tmp_path / "src/ramet_of_mine/__init__.py").read_text()
     assert (f'ramet_contract = "{CONTRACT_VERSION}"' in module) == bool(one.registry)
     readme = (tmp_path / "README.md").read_text()

@@ -83,7 +83,7 @@ def render(kind: Kind, name: str) -> dict[str, str]:
 
 def _values(kind: Kind, name: str) -> dict[str, str]:
     major, minor = re.findall(r"\d+", ramet.__version__)[:2]
-    core = f"ramet>={major}.{minor},<{major}.{int(minor) + 1}"
+    core = f"ramet>={ramet.__version__},<{major}.{int(minor) + 1}"
     dependencies = [core, "torch>=2.9"] if kind.torch else [core]
     return {
         "name": name,
