@@ -215,7 +215,7 @@ TABLE = [*WORDS, *PLAIN_NUMBERS, *ALGEBRA, *HOSTILE]
 def reward() -> Iterator[MathReward]:
     made = MathReward(MathConfig(workers=1, timeout_s=3.0))
     yield made
-    made.comparer._pool.close()
+    asyncio.run(made.aclose())
 
 
 def score(reward: MathReward, write: Any, gold: str, answer: str) -> float | None:
@@ -267,7 +267,7 @@ def test_no_answer_keeps_the_event_loop_busy(write: Any, answer: str) -> None:
 def test_terms_can_be_allowed(write: Any, answer: str, expected: float) -> None:
     lenient = MathReward(MathConfig(workers=1, allow_terms=True))
     assert score(lenient, write, "391", answer) == expected
-    lenient.comparer._pool.close()
+    asyncio.run(lenient.aclose())
 
 
 @pytest.mark.parametrize(

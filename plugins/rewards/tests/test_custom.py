@@ -252,9 +252,9 @@ def test_closing_ends_what_is_running_and_waits_for_no_deadline(file: Path, grou
 def test_a_function_that_is_running_ends_with_the_process_that_asked(file: Path) -> None:
     file.write_text(BUSY)
     driver = (
-        "import sys; from ramet_rewards.processes import ScorerPool\n"
-        "pool = ScorerPool('ramet_rewards.custom_worker', sys.argv[1:3], workers=1, deadline_s=600)\n"
-        "pool.submit({'data': [], 'arguments': {}, 'source': open(sys.argv[1]).read()}).result()"
+        "import asyncio, sys; from ramet.helpers import ProcessPool\n"
+        "pool = ProcessPool('ramet_rewards.custom_worker', sys.argv[1:3], size=1, deadline_s=600)\n"
+        "asyncio.run(pool.ask({'data': [], 'arguments': {}, 'source': open(sys.argv[1]).read()}))"
     )
     with subprocess.Popen([sys.executable, "-c", driver, str(file), "compute_score"]) as process:
         assert len(running(file)) == 2

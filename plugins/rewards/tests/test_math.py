@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import pickle
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramet import ConfigError, Score, Task, reward_named, user_prompt
+from ramet.helpers import ProcessLost, ProcessPool
 from ramet.testing.reward import check_reward
-from ramet_rewards import cpu_budget, processes
+from ramet_rewards import cpu_budget
+from ramet_rewards.comparison import MathComparer, Verdict
 from ramet_rewards.config import MathConfig
 from ramet_rewards.cpu_budget import CpuBudget
 from ramet_rewards.math import MathReward
-from ramet_rewards.processes import Lost, ScorerPool
 
 HANGS = "10^{10^{10^{10}}} + \\sqrt{2}"  # evaluating it never ends
 SLOW = r"\int_0^1 \sin(\sin(\sin(x^3+x))) \cdot e^{\cos(x^5)} dx"  # within all bounds, but long to compute
@@ -31,17 +31,12 @@ SLOW = r"\int_0^1 \sin(\sin(\sin(x^3+x))) \cdot e^{\cos(x^5)} dx"  # within all 
 def reward() -> Iterator[MathReward]:
     made = MathReward(MathConfig(workers=1))
     yield made
-    made.comparer._pool.close()
+    asyncio.run(made.aclose())
 
 
 def _processes(reward: MathReward) -> list[subprocess.Popen[bytes]]:
     """Of the workers that compare nothing now."""
-    idle = []
-    while not reward.comparer._pool._idle.empty():
-        idle.append(reward.comparer._pool._idle.get_nowait())
-    for worker in idle:
-        reward.comparer._pool._idle.put(worker)
-    return [worker._process for worker in idle]
+    return [process._process for process in reward.comparer._pool._idle]
 
 
 def _scores(reward: MathReward, group: list[Any]) -> list[Any]:
@@ -49,15 +44,15 @@ def _scores(reward: MathReward, group: list[Any]) -> list[Any]:
     return [score.value if isinstance(score, Score) else score for score in scores]
 
 
-class Pool(ScorerPool):
+class Pool(ProcessPool):
     """As the comparer makes it. `timeout_s` is of CPU time, `deadline_s` of wall time."""
 
     def __init__(self, timeout_s: float, deadline_s: float = 60.0) -> None:
-        super().__init__("ramet_rewards.formula_worker", workers=1, deadline_s=deadline_s)
+        super().__init__("ramet_rewards.formula_worker", size=1, deadline_s=deadline_s, prepare_s=60.0)
         self.timeout_s = timeout_s
 
-    def compare(self, gold: str, answer: str) -> Any:
-        return self.submit({"golds": [gold], "answer": answer, "timeout_s": self.timeout_s})
+    async def compare(self, gold: str, answer: str) -> Any:
+        return await self.ask({"golds": [gold], "answer": answer, "timeout_s": self.timeout_s})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +138,7 @@ def test_an_answer_that_takes_too_much_cpu_time_is_wrong_and_the_next_one_is_jud
     assert time.monotonic() - started < 20.0
     assert _processes(reward) == [first]  # only a copy of it has ended
     assert _scores(reward, [write.answer(r"\frac{\sqrt{8}}{2}", r"\sqrt{2}")]) == [1.0]
-    reward.comparer._pool.close()
+    asyncio.run(reward.aclose())
 
 
 def test_a_batch_of_answers_that_are_never_computed_to_an_end_costs_its_budget_and_is_wrong(write: Any) -> None:
@@ -158,7 +153,7 @@ def test_a_batch_of_answers_that_are_never_computed_to_an_end_costs_its_budget_a
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     of_copies = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")  # cutime and cstime (proc(5))
     assert 3.0 < of_copies < 9.0  # three seconds, then three quarters, and the gold answer in each copy; not twelve
-    reward.comparer._pool.close()
+    asyncio.run(reward.aclose())
 
 
 def test_the_budget_of_expensive_answers_fills_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,48 +172,74 @@ def test_the_budget_of_expensive_answers_fills_up_again(monkeypatch: pytest.Monk
     assert CpuBudget(timeout_s=0.1, budget_s=1.0).allowed_s() == 0.1
 
 
-def test_a_gold_answer_that_cannot_be_computed_is_not_the_answers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool(timeout_s=0.5)
-    assert pool.compare(r"\frac{1}{2}", "0.5").result() is True
-    monkeypatch.setattr(processes, "START_S", 3.0)
-    with pytest.raises(Lost) as caught:
-        pool.compare(HANGS, "x+1").result()
-    assert caught.value.by_request is False
-    pool.close()
+async def lost(asked: Awaitable[Any]) -> ProcessLost:
+    with pytest.raises(ProcessLost) as caught:
+        await asked
+    return caught.value
+
+
+def test_a_gold_answer_that_cannot_be_computed_is_not_the_answers_fault() -> None:
+    async def steps() -> None:
+        pool = Pool(timeout_s=0.5)
+        assert await pool.compare(r"\frac{1}{2}", "0.5") is True
+        pool.prepare_s = 3.0
+        assert not (await lost(pool.compare(HANGS, "x+1"))).by_request
+        await pool.aclose()
+
+    asyncio.run(steps())
 
 
 def test_a_process_that_was_killed_is_replaced_and_one_that_dies_at_work_judges_nothing() -> None:
-    pool = Pool(timeout_s=20.0)
-    assert pool.compare("1/2", "0.5").result() is True
-    idle = pool._idle.get_nowait()
-    pool._idle.put(idle)
-    os.kill(idle._process.pid, signal.SIGKILL)
-    idle._process.wait()
-    assert pool.compare("1/2", "0.5").result() is True
-    busy = pool._idle.get_nowait()
-    pool._idle.put(busy)
-    verdict = pool.compare("1/2", HANGS)
-    time.sleep(0.5)
-    os.kill(busy._process.pid, signal.SIGKILL)  # as the kernel does when memory is short
-    with pytest.raises(Lost, match="the process ended") as caught:
-        verdict.result()
-    assert caught.value.by_request is False
-    pool.close()
+    async def steps() -> None:
+        pool = Pool(timeout_s=20.0)
+        assert await pool.compare("1/2", "0.5") is True
+        [idle] = pool._idle
+        os.kill(idle._process.pid, signal.SIGKILL)
+        idle._process.wait()
+        assert await pool.compare("1/2", "0.5") is True
+        [busy] = pool._idle
+        verdict = asyncio.ensure_future(pool.compare("1/2", HANGS))
+        await asyncio.sleep(0.5)
+        os.kill(busy._process.pid, signal.SIGKILL)  # as the kernel does when memory is short
+        error = await lost(verdict)
+        assert (str(error), error.by_request) == ("the process ended", False)
+        await pool.aclose()
+
+    asyncio.run(steps())
 
 
-def test_a_process_that_answers_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_answers_nothing_is_given_up() -> None:
     """Stopped, it uses no CPU time: the host's doing."""
-    pool = Pool(timeout_s=0.3, deadline_s=3.0)
-    assert pool.compare("1/2", "0.5").result() is True
-    monkeypatch.setattr(processes, "START_S", 2.0)
-    stopped = pool._idle.get_nowait()
-    pool._idle.put(stopped)
-    os.killpg(stopped._process.pid, signal.SIGSTOP)
-    with pytest.raises(Lost) as caught:
-        pool.compare("1/2", "0.5").result()
-    assert caught.value.by_request is False
-    assert stopped._process.poll() is not None
-    pool.close()
+
+    async def steps() -> None:
+        pool = Pool(timeout_s=0.3, deadline_s=3.0)
+        assert await pool.compare("1/2", "0.5") is True
+        pool.prepare_s = 2.0
+        [stopped] = pool._idle
+        os.killpg(stopped._process.pid, signal.SIGSTOP)
+        assert not (await lost(pool.compare("1/2", "0.5"))).by_request
+        assert stopped._process.poll() is not None
+        await pool.aclose()
+
+    asyncio.run(steps())
+
+
+def test_an_answer_that_its_caller_gives_up_ends_its_process_and_is_charged() -> None:
+    """Else a reward with a short time-out would mask every expensive answer, and none would make the next one cheap."""
+
+    async def steps() -> None:
+        comparer = MathComparer(MathConfig(workers=1))
+        assert await comparer.compare([r"\sqrt{2}"], r"\frac{\sqrt{8}}{2}") == Verdict.EQUAL
+        [process] = comparer._pool._idle
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await comparer.compare([r"\sqrt{2}"], SLOW)
+        assert await comparer.compare([r"\sqrt{2}"], r"\frac{\sqrt{8}}{2}") == Verdict.EQUAL
+        assert process._process.poll() == -signal.SIGKILL
+        assert 4.0 < comparer._budget._spent_s <= 5.0
+        await comparer.aclose()
+
+    asyncio.run(steps())
 
 
 def test_answers_that_were_not_computed_to_an_end_are_counted(write: Any) -> None:
@@ -227,17 +248,15 @@ def test_answers_that_were_not_computed_to_an_end_are_counted(write: Any) -> Non
     scores = asyncio.run(reward(group))  # type: ignore[arg-type]
     counted = [(score.value, score.parts["refused"], score.parts["expensive"]) for score in scores]  # type: ignore[union-attr]
     assert counted == [(0.0, 1.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0)]
-    reward.comparer._pool.close()
+    asyncio.run(reward.aclose())
 
 
 def test_an_answer_whose_process_somebody_ended_is_not_judged(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = MathReward(MathConfig(workers=1))
 
     class Gone:
-        def submit(self, request: Any, when_sent: Any) -> Any:
-            future: Any = concurrent.futures.Future()
-            future.set_exception(Lost("the process ended", by_request=False))
-            return future
+        async def ask(self, request: Any, allowance: Any) -> Any:
+            raise ProcessLost("the process ended", by_request=False)
 
     monkeypatch.setattr(reward.comparer, "_pool", Gone())
     assert _scores(reward, [write.answer("x+1", r"\sqrt{2}"), write.answer("5", r"\sqrt{2}", id="1")]) == [None, None]

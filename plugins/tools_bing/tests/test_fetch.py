@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from ramet import InfraError, ToolCall, ToolError
+from ramet.helpers import process_pool
 from ramet_tools_bing import FetchTool, PageConfig
-from ramet_tools_bing.fetch import extraction
 from ramet_tools_bing.fetch.addresses import is_public, refused_url
 from ramet_tools_bing.fetch.pages import PageReader
 
 HERE = ["127.0.0.1/32"]
+EXTRACTOR = "ramet_tools_bing.fetch.extractor"
 NOT_PUBLIC = "this address is not public"
 
 
@@ -52,6 +53,11 @@ async def read(tool: FetchTool, address: str) -> str:
     return (await tool(ToolCall(name="fetch", arguments={"url": address}))).text
 
 
+def pids(tool: FetchTool) -> list[int]:
+    """Of the processes that wait for a page."""
+    return [process._process.pid for process in tool.reader.extractor.pool._idle]
+
+
 async def refusal(tool: FetchTool, address: str) -> str:
     with pytest.raises(ToolError) as caught:
         await read(tool, address)
@@ -68,7 +74,7 @@ def test_pages_become_text(pages: Any) -> None:
         assert "A paper about lighthouses" in await read(tool, server.at("/pdf"))
         assert (await read(tool, server.at(f"/to?{server.at('/plain')}"))).startswith(f"{server.at('/plain')}\n")
         assert len(await read(tool, server.at("/large"))) < 21_000
-        assert len(tool.reader.extractors.pids) == 1
+        assert len(pids(tool)) == 1
 
     pages(steps)
 
@@ -180,7 +186,7 @@ def test_hostile_pages_harm_no_other_page(pages: Any, monkeypatch: pytest.Monkey
         texts = await asyncio.gather(*map(one, paths))
         assert all("1908" in text for path, text in zip(paths, texts, strict=True) if path == "/article")
         assert all("lighthouses" in text for path, text in zip(paths, texts, strict=True) if path == "/pdf")
-        assert 1 <= len(tool.reader.extractors.pids) <= 2
+        assert 1 <= len(pids(tool)) <= 2
 
     pages(steps, cache="off")
 
@@ -190,14 +196,14 @@ def test_a_process_that_is_killed_is_replaced_and_the_page_is_read(pages: Any) -
 
     async def steps(tool: FetchTool, server: Any, names: Any) -> None:
         await read(tool, server.at("/article"))
-        [first] = tool.reader.extractors.pids
+        [first] = pids(tool)
         os.kill(first, signal.SIGKILL)
         assert "1908" in await read(tool, server.at("/article"))
-        [second] = tool.reader.extractors.pids
+        [second] = pids(tool)
         assert second != first
         os.kill(second, signal.SIGSTOP)
         started = time.monotonic()
-        tool.reader.extractors.page_s = 0.2
+        tool.reader.extractor.page_s = tool.reader.extractor.pool.deadline_s = 0.2
         assert "1908" in await read(tool, server.at("/article")) and time.monotonic() - started < 15
         assert not Path(f"/proc/{second}").exists()
 
@@ -207,9 +213,9 @@ def test_a_process_that_is_killed_is_replaced_and_the_page_is_read(pages: Any) -
 def test_a_parser_that_hangs_is_ended_by_its_own_process(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(tool: FetchTool, server: Any, names: Any) -> None:
         await read(tool, server.at("/article"))
-        tool.reader.extractors.page_s = 0.001  # even a good page takes longer
+        tool.reader.extractor.page_s = 0.001  # even a good page takes longer
         assert await refusal(tool, server.at("/article")) == "fetch: the page has no text that can be read"
-        assert tool.reader.extractors.pids == []
+        assert pids(tool) == []
 
     pages(steps, cache="off")
 
@@ -220,13 +226,13 @@ def test_processes_that_cannot_start_are_our_failure(
     async def steps(tool: FetchTool, server: Any, names: Any) -> None:
         with pytest.raises(InfraError) as caught:
             await read(tool, server.at("/article"))
-        assert str(caught.value).startswith("fetch: no process for reading pages can be started: ")
-        monkeypatch.setattr(extraction.sys, "executable", "/bin/true")
+        assert str(caught.value).startswith(f"the process {EXTRACTOR} cannot be started: ")
+        monkeypatch.setattr(process_pool.sys, "executable", "/bin/true")
         with pytest.raises(InfraError) as caught:
             await read(tool, server.at("/article"))
-        assert str(caught.value) == "fetch: a process for reading pages ended at its start (IncompleteReadError)"
+        assert str(caught.value) == f"the process {EXTRACTOR} did not start: the process ended"
 
-    monkeypatch.setattr(extraction.sys, "executable", str(tmp_path / "no python"))
+    monkeypatch.setattr(process_pool.sys, "executable", str(tmp_path / "no python"))
     pages(steps, cache="off")
 
 
@@ -297,7 +303,7 @@ def test_the_process_that_reads_pages_knows_no_secret(pages: Any, monkeypatch: p
 
     async def steps(tool: FetchTool, server: Any, names: Any) -> None:
         await read(tool, server.at("/plain"))
-        [pid] = tool.reader.extractors.pids
+        [pid] = pids(tool)
         assert b"secret-9c1f" not in Path(f"/proc/{pid}/environ").read_bytes()
         assert Path(f"/proc/{pid}/limits").read_text().count("Max file size             0 ") == 1
 

@@ -19,12 +19,14 @@ from ramet.helpers.openai.client import OpenAIClient
 from ramet.helpers.openai.http import retry_after_s
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.helpers.per_loop import PerLoop
+from ramet.helpers.process_pool import Caller, ProcessLost, ProcessPool
 from ramet.helpers.single_flight import SingleFlight
 from ramet.helpers.task_files import from_jsonl, json_rows
 
 __all__ = [
     "CLIENTS",
     "MODEL_MISTAKES",
+    "Caller",
     "ChatReply",
     "EntropyScale",
     "FunctionError",
@@ -33,6 +35,8 @@ __all__ = [
     "OpenAIOptions",
     "OpenAIUsage",
     "PerLoop",
+    "ProcessLost",
+    "ProcessPool",
     "RequestRefused",
     "SingleFlight",
     "entropy_change",

@@ -7,19 +7,19 @@ wrong, and counted. Only what the host did (a process killed or starved) is not 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 
 from ramet import ConfigError, Rollout, Task
+from ramet.helpers import ProcessLost, ProcessPool
 from ramet_rewards.bounds import refused
 from ramet_rewards.boxed import final
 from ramet_rewards.config import MathConfig
 from ramet_rewards.cpu_budget import CpuBudget
 from ramet_rewards.equality import is_term, number, plain_fraction, plainly_equal, same_number
-from ramet_rewards.processes import Lost, ScorerPool
 
+PREPARE_S = 120.0  # wall time for the gold answers of a task
 PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
 GRACE_S = 2.0  # on top of it
 MOST_CHARS = 100_000  # of a final answer: a longer one is looked at no further
@@ -38,7 +38,9 @@ class MathComparer:
     def __init__(self, config: MathConfig) -> None:
         self.config = config
         deadline_s = PATIENCE * config.timeout_s + GRACE_S
-        self._pool = ScorerPool("ramet_rewards.formula_worker", workers=config.workers, deadline_s=deadline_s)
+        self._pool = ProcessPool(
+            "ramet_rewards.formula_worker", size=config.workers, deadline_s=deadline_s, prepare_s=PREPARE_S
+        )
         self._budget = CpuBudget(config.timeout_s, config.budget_s)
 
     async def compare(self, golds: Sequence[str], answer: str) -> Verdict | None:
@@ -58,28 +60,26 @@ class MathComparer:
 
     async def aclose(self) -> None:
         """End the processes."""
-        await asyncio.to_thread(self._pool.close)
+        await self._pool.aclose()
 
     async def _computed(self, golds: Sequence[str], answer: str) -> Verdict | None:
         """The verdict by algebra, in a process."""
-        allowed_s: list[float] = []
-
-        def when_sent() -> Mapping[str, float]:
-            allowed_s.append(self._budget.allowed_s())
-            return {"timeout_s": allowed_s[0]}
-
-        def count(ended: Future[bool]) -> None:
-            """In the thread that asks for the next answer then."""
-            if not ended.cancelled() and _is_expensive(ended.exception()):
-                self._budget.spend(allowed_s[0])
-
-        asked = self._pool.submit({"golds": golds, "answer": answer}, when_sent)
-        asked.add_done_callback(count)
         try:
-            equal = await asyncio.wrap_future(asked)
-        except Lost as error:
-            return Verdict.EXPENSIVE if _is_expensive(error) else None
+            equal = await self._pool.ask({"golds": golds, "answer": answer}, self._allowance)
+        except ProcessLost as error:
+            return Verdict.EXPENSIVE if error.by_request else None
         return Verdict.EQUAL if equal else Verdict.DIFFERENT
+
+    @contextmanager
+    def _allowance(self) -> Iterator[Mapping[str, float]]:
+        """The CPU time of one answer, which is charged if the answer uses it up, or its caller does not wait for it."""
+        allowed_s = self._budget.allowed_s()
+        try:
+            yield {"timeout_s": allowed_s}
+        except ProcessLost as error:
+            if error.by_request:
+                self._budget.spend(allowed_s)
+            raise
 
     def _plain(self, gold: str, answer: str) -> Verdict | None:
         """The verdict where it takes no algebra; None where it does."""
@@ -101,10 +101,6 @@ class MathComparer:
         if same_number(wanted, answer):
             return True
         return False if is_term(answer) else None  # fractions are written in more ways than numbers
-
-
-def _is_expensive(error: BaseException | None) -> bool:
-    return isinstance(error, Lost) and error.by_request
 
 
 def gold_answers(rollout: Rollout, reward: str) -> list[str]:

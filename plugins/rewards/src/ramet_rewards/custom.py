@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from ramet import ConfigError, InfraError, PluginError, Rollout, Score, Services
+from ramet.helpers import ProcessLost, ProcessPool
 from ramet_rewards.config import CustomConfig
 from ramet_rewards.custom_worker import UnusableFile, takes_list
-from ramet_rewards.processes import Lost, ScorerPool
 
 logger = logging.getLogger(__name__)
 DYNAMIC = (
@@ -48,8 +48,8 @@ class Custom:
         self.config = config
         self._path, self._source = _file(config)
         arguments = [str(self._path), config.function]
-        self._pool = ScorerPool(
-            "ramet_rewards.custom_worker", arguments, workers=config.workers, deadline_s=config.timeout_s
+        self._pool = ProcessPool(
+            "ramet_rewards.custom_worker", arguments, size=config.workers, deadline_s=config.timeout_s
         )
         self._takes_list: bool | None = None
 
@@ -69,7 +69,7 @@ class Custom:
         return await self._each(await asyncio.gather(*calls, return_exceptions=True))
 
     async def aclose(self) -> None:
-        await asyncio.to_thread(self._pool.close)
+        await self._pool.aclose()
 
     async def _each(self, replies: Sequence[Any]) -> list[Score | None]:
         """Scores of single calls. What one raised leaves the others alone; if all raised, the first is raised."""
@@ -98,9 +98,9 @@ class Custom:
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = await asyncio.wrap_future(self._pool.submit({**request, "source": self._source}))
+            reply: dict[str, Any] = await self._pool.ask({**request, "source": self._source})
             return reply
-        except Lost as error:
+        except ProcessLost as error:
             raise InfraError(f"{self._where()}: {error}") from error
 
     def _score(self, reply: Any) -> Score | None:

@@ -1,6 +1,6 @@
 """The process that runs a function of the user's: `python -m ramet_rewards.custom_worker SOCKET FILE FUNCTION`.
 
-It is the main thread of a process, so the function may use signals. JSON lines as `processes` says.
+It is the main thread of a process of a `ProcessPool`, so the function may use signals.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import importlib.util
 import inspect
 import json
 import math
-import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from ramet_rewards.processes import end_with
+from ramet.helpers import Caller
 
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 MODULE = "ramet_custom_reward"
@@ -28,19 +27,17 @@ class UnusableFile(Exception):
 
 
 def main() -> None:
-    number, path, name = sys.argv[1:4]
-    with socket.socket(fileno=int(number)) as client, client.makefile("rw", encoding="ascii") as lines:
-        end_with(client)
-        _reply(lines, "ready")
-        function: Callable[..., Any] | None = None
-        for line in lines:
-            _reply(lines, "prepared")
-            request = json.loads(line)
-            try:
-                function = function or _load(Path(path), request["source"], name)
-                _reply(lines, _answer(function, request, Path(path)))
-            except UnusableFile as error:
-                _reply(lines, {"problem": str(error)})
+    path, name = Path(sys.argv[2]), sys.argv[3]
+    caller = Caller()
+    caller.end_with()
+    caller.ready()
+    function: Callable[..., Any] | None = None
+    for request in caller.requests():
+        try:
+            function = function or _load(path, request["source"], name)
+            caller.reply(_answer(function, request, path))
+        except UnusableFile as error:
+            caller.reply({"problem": str(error)})
 
 
 def _load(path: Path, source: str, name: str) -> Callable[..., Any]:
@@ -147,11 +144,6 @@ def _described(error: BaseException, path: Path) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f" (line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def _reply(lines: TextIO, message: object) -> None:
-    lines.write(json.dumps(message) + "\n")
-    lines.flush()
 
 
 if __name__ == "__main__":

@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import logging
 import os
 import resource
 import signal
-import socket
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy.core.random import seed
 
-from ramet_rewards.processes import ENDED_BY, end_with
+from ramet.helpers import Caller
 
 MEMORY = 4 << 30  # bytes of address space above what the imports took
 PR_SET_PDEATHSIG = 1
@@ -39,13 +35,13 @@ def main() -> None:
     logging.disable()  # math-verify warns that it keeps no deadline; this process has one
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     any_equal([_parse(FIRST)], FIRST)  # what the first comparison loads is there for all copies
-    with socket.socket(fileno=int(sys.argv[1])) as client, client.makefile("rw", encoding="ascii") as lines:
-        _reply(lines, "ready")
-        while (code := _wait_for_copy(client, lines)) != 0:
-            _reply(lines, {ENDED_BY: max(0, -code)})
+    caller = Caller()
+    caller.ready()
+    while (code := _wait_for_copy(caller)) != 0:
+        caller.copy_ended(max(0, -code))
 
 
-def _wait_for_copy(client: socket.socket, lines: TextIO) -> int:
+def _wait_for_copy(caller: Caller) -> int:
     """Run one to its end. Its exit code, negative for a signal; 0 if there is nothing more to do."""
     own = os.getpid()
     copy = os.fork()
@@ -54,9 +50,9 @@ def _wait_for_copy(client: socket.socket, lines: TextIO) -> int:
     code = 1
     try:
         _end_with_parent(own)
-        end_with(client)
+        caller.end_with()
         _limit_memory()
-        _compare_all(lines)
+        _compare_all(caller)
         code = 0
     finally:
         os._exit(code)
@@ -68,15 +64,14 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _compare_all(lines: TextIO) -> None:
-    for line in lines:
-        request = json.loads(line)
+def _compare_all(caller: Caller) -> None:
+    for request in caller.requests():
         with _cpu_limit(GOLDS_S):
             golds = [_gold(gold) for gold in request["golds"]]
-        _reply(lines, "prepared")
+        caller.prepared()
         with _cpu_limit(request["timeout_s"]):
             verdict = any_equal(golds, request["answer"])
-        _reply(lines, verdict)
+        caller.reply(verdict)
 
 
 def any_equal(golds: Sequence[list[object]], answer: str) -> bool:
@@ -118,11 +113,6 @@ def _limit_memory() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     wanted = own + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def _reply(lines: TextIO, message: object) -> None:
-    lines.write(json.dumps(message) + "\n")
-    lines.flush()
 
 
 if __name__ == "__main__":

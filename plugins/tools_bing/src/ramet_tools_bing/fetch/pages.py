@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractResolver
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import PageConfig
 from ramet_tools_bing.fetch.download import Downloader
-from ramet_tools_bing.fetch.extraction import ExtractorPool, PageText
+from ramet_tools_bing.fetch.extraction import PageExtractor, PageText
 from ramet_tools_bing.queries import cache_key
 from ramet_tools_bing.service import NotStoredError
 
@@ -23,7 +23,7 @@ class PageReader:
         self.config = config
         self.cache = cache
         self.downloader = Downloader(config, resolver)
-        self.extractors = ExtractorPool(config.extractors)
+        self.extractor = PageExtractor(config.extractors)
 
     async def read(self, address: str) -> tuple[PageText, bool]:
         """The page, and whether it was stored. Raises `ToolError`, `InfraError`, `NotStoredError`."""
@@ -33,14 +33,14 @@ class PageReader:
             return stored, True
         if self.cache.replays:
             raise NotStoredError(address)
-        page = await self.extractors.text(await self.downloader.download(address), self.config.page_chars)
+        page = await self.extractor.text(await self.downloader.download(address), self.config.page_chars)
         value = {"url": page.url, "title": page.title, "text": page.text, "fetched_at": time.time()}
         await self.cache.put(key, value)
         return page, False
 
     async def aclose(self) -> None:
         await self.downloader.aclose()
-        await self.extractors.aclose()
+        await self.extractor.pool.aclose()
 
 
 def _read_stored(value: Any) -> PageText | None:
