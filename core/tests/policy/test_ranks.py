@@ -49,10 +49,13 @@ def without_time(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name not in TIMED}
 
 
-def close_weights(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+def close_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare weights after steps of 1e-3. The softmax cancels most of the gradient of a bias of the keys: what is left
+    is rounding, which Adam scales to whole steps, and rounding differs from processor to processor."""
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        atol = 1e-4 if name.endswith("k_proj.bias") else 1e-5
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def alone(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: int) -> tuple[list[Any], dict[str, Tensor]]:

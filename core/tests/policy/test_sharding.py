@@ -51,9 +51,11 @@ def without_time(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def close_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare weights as `close_weights` of test_ranks.py does, where the reason for the bias of the keys stands."""
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        atol = 1e-4 if name.endswith("k_proj.bias") else 1e-5
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("case", CASES)
