@@ -36,7 +36,7 @@ LAYERS = [
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 RELEASE = ROOT / "plugins" / "release" / "src" / "ramet_release"
 HEAVY = {"accelerate", "aiohttp", "numpy", "ray", "torch", "transformers", "vllm"}
-AT_FIRST_USE = ("aiohttp", "core/src/ramet/helpers/openai/http.py")  # its functions import it; test_import_hygiene
+AT_FIRST_USE = ("aiohttp", "core/src/ramet/helpers/http.py")  # its functions import it; test_import_hygiene
 
 
 @dataclass(frozen=True)

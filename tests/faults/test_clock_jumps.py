@@ -23,7 +23,7 @@ LABELS = {
     "runs/run_dir.py",
 }  # shown, never compared
 DATES = {  # of others: Retry-After names a date, and an entry of a cache has an age that outlives processes
-    "helpers/openai/http.py",
+    "helpers/http.py",
     "ramet_tools_bing/cache.py",
     "ramet_tools_bing/service.py",
     "ramet_tools_bing/fetch/pages.py",

@@ -33,7 +33,7 @@ def test_without_anything_the_sample_answers_and_how_to_change_that_is_said() ->
     ("behaviour", "severity", "text"),
     [
         ("good", Severity.OK, "2 results for 'capital of Australia'"),
-        ("401", Severity.PROBLEM, "brightdata (zone serp_api1) answered with HTTP 401: invalid key"),
+        ("401", Severity.PROBLEM, "brightdata (zone serp_api1): 401 Unauthorized: invalid key"),
         ("html", Severity.PROBLEM, "brightdata (zone serp_api1) does not parse Bing's pages: it sends HTML"),
     ],
 )

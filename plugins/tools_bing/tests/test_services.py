@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from ramet import ConfigError, InfraError
+from ramet.helpers import HttpFailure
 from ramet_tools_bing import SearchConfig, SearchTool
-from ramet_tools_bing.http_client import HttpClient, HttpRequest, environment_proxy
-from ramet_tools_bing.providers.base import ProviderError
+from ramet_tools_bing.providers.base import HttpRequest, ServiceClient, environment_proxy
 from ramet_tools_bing.providers.services import Brave
 from ramet_tools_bing.results import SearchItem
 
@@ -115,8 +115,7 @@ def test_a_wrong_key_stops_the_run_without_showing_it(name: str, monkeypatch: py
     found, sent = asked(name, {"message": "the key k-1 is unknown"}, monkeypatch, status=401)
     assert isinstance(found, ConfigError) and len(sent) == 1
     assert str(found) == (
-        f'{name} answered with HTTP 401: {{"message": "the key *** is unknown"}}; look at its key, account, zone and '
-        "address"
+        f"{name}: 401 Unauthorized: the key *** is unknown; look at its key, account, zone and address"
     )
 
 
@@ -151,10 +150,10 @@ def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: pytest.
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
             place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             monkeypatch.setenv("HTTPS_PROXY", f"http://user:PROXY-SECRET@{place}")
-            client = HttpClient("serper", "KEY")
-            with pytest.raises(ProviderError) as caught:
-                await client.send(HttpRequest(method="GET", url="https://google.serper.dev/"), timeout_s=5)
-            await client.aclose()
+            client = ServiceClient("serper", "https://google.serper.dev/", "KEY")
+            with pytest.raises(HttpFailure) as caught:
+                await client.ask(HttpRequest(method="GET", url="https://google.serper.dev/"), 5)
+            await client.http.aclose()
             return str(caught.value).replace(place, "PLACE")
 
-    assert asyncio.run(ask()) == "serper: ClientHttpProxyError: 407, message='No', url='http://***@PLACE'"
+    assert asyncio.run(ask()) == "serper: 407, message='No', url='http://PLACE'"

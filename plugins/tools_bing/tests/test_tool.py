@@ -220,7 +220,7 @@ def test_a_call_with_more_time_does_not_fail_with_an_equal_one_that_has_less(bin
         short = asyncio.create_task(bing.call(tool, "q", 1.0))
         await asyncio.sleep(0.1)
         longer = [asyncio.create_task(bing.call(tool, "q")) for _ in range(3)]
-        with pytest.raises(InfraError, match=r"did not answer within 1 s$"):
+        with pytest.raises(InfraError, match=r"no reply within 1 s$"):
             await short
         assert {(await one).text.partition("\n")[0] for one in longer} == {"[1] q 1"}
         assert server.requests == {"q": 2}  # those that have more time share one
@@ -245,7 +245,7 @@ def test_a_call_with_less_time_than_an_equal_one_waits_no_longer_than_its_own(bi
 def test_without_a_run_a_search_waits_as_it_is_asked_and_no_longer_than_its_deadline(bing: Any) -> None:
     async def steps(tool: SearchTool, server: Any) -> None:
         assert (await tool.search("q", deadline_s=10)).items
-        with pytest.raises(InfraError, match="HTTP 429"):
+        with pytest.raises(InfraError, match="429 Too Many"):
             await tool.search("never", deadline_s=2)
         assert server.requests == {"q": 2, "never": 2}
 

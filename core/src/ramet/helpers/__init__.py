@@ -14,9 +14,9 @@ from ramet.helpers.function_tool import (
     run_blocking,
 )
 from ramet.helpers.group_scores import GroupStatistics, group_statistics, rollout_scores
+from ramet.helpers.http import HttpClient, HttpFailure, read_body, retry_after_s
 from ramet.helpers.limiter import local_limiter
 from ramet.helpers.openai.client import OpenAIClient
-from ramet.helpers.openai.http import retry_after_s
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.helpers.per_loop import PerLoop
 from ramet.helpers.process_pool import Caller, ProcessLost, ProcessPool
@@ -31,6 +31,8 @@ __all__ = [
     "EntropyScale",
     "FunctionError",
     "GroupStatistics",
+    "HttpClient",
+    "HttpFailure",
     "OpenAIClient",
     "OpenAIOptions",
     "OpenAIUsage",
@@ -47,6 +49,7 @@ __all__ = [
     "json_rows",
     "local_limiter",
     "neutralise_chat_markup",
+    "read_body",
     "retry_after_s",
     "rollout_scores",
     "run_blocking",

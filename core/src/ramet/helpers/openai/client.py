@@ -6,6 +6,7 @@ What fails is ours (`InfraError`): the caller masks its rollout or leaves its an
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import random
 import time
@@ -13,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakValueDictionary
 
 from ramet.errors import ConfigError, InfraError
+from ramet.helpers.http import HttpClient, HttpFailure
 from ramet.helpers.openai.cache import ReplyCache, request_key
 from ramet.helpers.openai.exchanges import answered, is_replaying
-from ramet.helpers.openai.http import AttemptFailed, Http, without_password
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.helpers.openai.responses import chat_reply, check_shape, has_text, text_of, tokens
 from ramet.helpers.openai.servers import Server, Servers
@@ -45,7 +47,7 @@ class OpenAIClient:
         self._servers = Servers(options.urls)
         self._cache: ReplyCache | None = None
         self._limiter: Limiter | None = None
-        self._http = PerLoop(self._connections)
+        self._connections = PerLoop(lambda: _Connections(options))
         self._model = options.model
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -130,7 +132,7 @@ class OpenAIClient:
 
     async def aclose(self) -> None:
         """Close connections and file. The client may be used again."""
-        await self._http.aclose()
+        await self._connections.aclose()
         if self._cache is not None:
             await self._cache.aclose()
             self._cache = ReplyCache(self._cache.path)
@@ -179,8 +181,8 @@ class OpenAIClient:
             server = self._servers.choose(affinity, tried)
             try:
                 reply = await self._attempt(server, path, body)
-                check_shape(path, server, reply)
-            except AttemptFailed as error:
+                check_shape(path, without_password(server.url + path), reply)
+            except HttpFailure as error:
                 last.append(str(error))
                 if error.status in REFUSED:
                     server.answered()  # it is well: another request may be one that it takes
@@ -199,22 +201,22 @@ class OpenAIClient:
         raise AssertionError("the last attempt raises")
 
     async def _attempt(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        http = self._http.get()
+        connections = self._connections.get()
         if self._limiter is not None:
             await self._limiter.wait()
-        async with http.slots:
+        async with connections.slots:
             if self.options.max_requests is not None and self.usage.attempts >= self.options.max_requests:
-                raise AttemptFailed(f"max_requests={self.options.max_requests} is used up", again=False)
+                raise HttpFailure(f"max_requests={self.options.max_requests} is used up", again=False)
             self.usage.attempts += 1
             server.in_flight += 1
             began = time.monotonic()
             try:
-                return await http.send(server.url + path, body, self.options.timeout_s)
+                return await connections.send(server.url + path, body, self.options.timeout_s)
             finally:
                 server.in_flight -= 1
                 self.usage.wait_s += time.monotonic() - began
 
-    async def _wait(self, error: AttemptFailed, attempt: int) -> None:
+    async def _wait(self, error: HttpFailure, attempt: int) -> None:
         if error.retry_after_s is not None:
             if error.retry_after_s > PATIENCE_S:
                 raise InfraError(f"{self.name}: {error}", retry_after_s=error.retry_after_s)
@@ -223,7 +225,7 @@ class OpenAIClient:
         backoff = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
         await asyncio.sleep(max(backoff, error.retry_after_s or 0.0))
 
-    def _final(self, error: AttemptFailed, attempts: int) -> InfraError:
+    def _final(self, error: HttpFailure, attempts: int) -> InfraError:
         times = "" if attempts == 1 else f" ({attempts} attempts)"
         if error.status in REFUSED:
             return RequestRefused(f"{self.name}: {error}{times}", status=error.status or 400)
@@ -257,8 +259,10 @@ class OpenAIClient:
     async def _offered(self, server: Server) -> list[str]:
         """The models of a server, the chosen one among them. A server that does not list models is believed."""
         try:
-            reply = await self._http.get().send(f"{server.url}/models", None, min(self.options.timeout_s, MODELS_S))
-        except AttemptFailed as error:
+            reply = await self._connections.get().send(
+                f"{server.url}/models", None, min(self.options.timeout_s, MODELS_S)
+            )
+        except HttpFailure as error:
             wrong = {401: "the key is refused", 403: "the key is refused", 404: "there is no such address"}
             if error.status == 404 and self._model is not None:
                 return []
@@ -275,6 +279,37 @@ class OpenAIClient:
             raise ConfigError(f"{self.name}.model is {self._model!r}; {url} offers: {names}")
         return offered
 
-    def _connections(self) -> Http:
-        key = os.environ.get(self.options.key_variable)
-        return Http(self.options.urls, key, self.options.concurrency)
+
+class _Connections(HttpClient):
+    """Connections of one event loop, and places for the requests that use them."""
+
+    def __init__(self, options: OpenAIOptions) -> None:
+        key = os.environ.get(options.key_variable, "").strip()  # of a file, a key often ends in a new line
+        super().__init__(
+            secret=key,
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            redirects=True,
+            environment=not all(map(_is_this_machine, options.urls)),
+            cookies=True,
+            limit=options.concurrency,
+        )
+        self.slots = asyncio.Semaphore(options.concurrency)
+
+    async def send(self, url: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        """POST with a body, else GET. Raises `HttpFailure`."""
+        method = "GET" if body is None else "POST"
+        return await self.ask(method, url, who=without_password(url), json=body, timeout_s=timeout_s)
+
+
+def without_password(url: str) -> str:
+    """As it is shown: without a name and a password in it."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _is_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ramet.helpers.openai.http import AttemptFailed, without_password
+from ramet.helpers.http import HttpFailure
 from ramet.helpers.openai.options import ChatReply
-from ramet.helpers.openai.servers import Server
 
 MOST_TOKENS = 1 << 53  # that are counted: a server can say any number
 
@@ -20,10 +19,10 @@ def has_text(path: str, reply: Any) -> bool:
         return False
 
 
-def check_shape(path: str, server: Server, reply: Mapping[str, Any]) -> None:
-    """A reply without its text is as good as none. Raises `AttemptFailed`."""
+def check_shape(path: str, who: str, reply: Mapping[str, Any]) -> None:
+    """A reply without its text is as good as none. Raises `HttpFailure`."""
     if not has_text(path, reply):
-        raise AttemptFailed(f"{without_password(server.url)}{path}: the reply has no choices[0].message.content")
+        raise HttpFailure(f"{who}: the reply has no choices[0].message.content")
 
 
 def text_of(reply: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import time
@@ -14,6 +13,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from ramet import ToolError
+from ramet.helpers import HttpClient, HttpFailure, read_body
 from ramet_tools_bing.config import PageConfig
 from ramet_tools_bing.fetch.addresses import AddressRefusedError, Network, PublicResolver, refused_url
 from ramet_tools_bing.fetch.network_health import NetworkHealth
@@ -28,7 +28,7 @@ HEADERS = {
     "Accept": "text/html,application/xhtml+xml,application/pdf;q=0.9,text/plain;q=0.8",
     "Accept-Language": "en,zh;q=0.8,*;q=0.5",
 }
-PER_HOST = 4  # connections at the same time
+CONNECTIONS, PER_HOST = 100, 4  # at the same time
 PROBE_S = 5.0
 
 
@@ -49,8 +49,10 @@ class Downloader:
         self.config = config
         self.allowed: Sequence[Network] = [ipaddress.ip_network(network) for network in config.allow_private]
         self.health = NetworkHealth(config.probes, self._answers)
-        self._resolver = resolver
-        self._session: aiohttp.ClientSession | None = None
+        # No proxy of the environment: it would look names up itself, where nothing checks them.
+        self.http = HttpClient(
+            headers=HEADERS, resolver=PublicResolver(self.allowed, resolver), limit=CONNECTIONS, limit_per_host=PER_HOST
+        )
 
     async def download(self, address: str) -> Download:
         """Raises `ToolError` for what is the address's or the page's doing, `InfraError` for ours."""
@@ -58,13 +60,8 @@ class Downloader:
         ends_at = time.monotonic() + self.config.page_timeout_s
         for _ in range(self.config.redirects + 1):
             try:
-                async with asyncio.timeout(ends_at - time.monotonic()):
-                    found = await self._get(url)
-            except TimeoutError:
-                raise await self._lost(
-                    url, f"the page did not answer within {self.config.page_timeout_s:g} s"
-                ) from None
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+                found = await self._get(url, ends_at - time.monotonic())
+            except HttpFailure as error:
                 raise await self._failed(url, error) from error
             if isinstance(found, Download):
                 return found
@@ -77,20 +74,19 @@ class Downloader:
             raise ToolError(why)
         return url
 
-    async def _failed(self, url: URL, error: Exception) -> ToolError:
-        cause: BaseException | None = error
+    async def _failed(self, url: URL, error: HttpFailure) -> ToolError:
+        cause = failed = error.__cause__
         while cause is not None:
             if isinstance(cause, AddressRefusedError):
                 return ToolError(str(cause))
             cause = getattr(cause, "os_error", None) or cause.__cause__
         logger.debug("fetch: %s: %s", url.host, error)
-        if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError | ValueError):
+        if isinstance(failed, aiohttp.ClientResponseError | aiohttp.ClientPayloadError | ValueError):
             return ToolError("the page sent something that cannot be read")
-        return await self._lost(url, "the page cannot be reached")
-
-    async def _lost(self, url: URL, text: str) -> ToolError:
-        """Raises `InfraError` if it is not the page's doing."""
-        await self.health.lost(url.host or "", text)
+        text = "the page cannot be reached"
+        if isinstance(failed, TimeoutError):
+            text = f"the page did not answer within {self.config.page_timeout_s:g} s"
+        await self.health.lost(url.host or "", text)  # raises `InfraError` if it is not the page's doing
         return ToolError(text)
 
     async def _answers(self, address: str) -> bool:
@@ -99,52 +95,24 @@ class Downloader:
         if why is not None:
             return False
         try:
-            async with asyncio.timeout(PROBE_S), self._open().get(url, headers=HEADERS, allow_redirects=False):
+            async with self.http.open("GET", url, who="fetch", timeout_s=PROBE_S):
                 return True
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        except HttpFailure:
             return False
 
-    async def _get(self, url: URL) -> Download | str:
+    async def _get(self, url: URL, timeout_s: float) -> Download | str:
         """The page, or the address that it leads to."""
-        async with self._open().get(url, headers=HEADERS, allow_redirects=False) as response:
+        async with self.http.open("GET", url, who="fetch", timeout_s=timeout_s) as response:
             self.health.answered(url)
             if response.status in REDIRECTS and "location" in response.headers:
                 return str(url.join(URL(response.headers["location"])))
             if response.status != 200:
                 raise ToolError(f"the page answered with HTTP {response.status}")
             kind = _kind(response.content_type)
-            body = await self._body(response, kind)
+            body, is_whole = await read_body(response, int(self.config.page_mb * 1_000_000))
+            if not is_whole and kind == "pdf":  # the beginning of a text is a text, that of a PDF cannot be read
+                raise ToolError(f"the page has more than {self.config.page_mb:g} MB")
             return Download(url=str(url), kind=kind, body=body, charset=response.charset)
-
-    async def _body(self, response: aiohttp.ClientResponse, kind: str) -> bytes:
-        """At most as much as is allowed. The beginning of a text is a text, that of a PDF cannot be read."""
-        most = int(self.config.page_mb * 1_000_000)
-        body = bytearray()
-        async for chunk in response.content.iter_chunked(1 << 16):
-            body += chunk
-            if len(body) > most:
-                response.close()
-                if kind == "pdf":
-                    raise ToolError(f"the page has more than {self.config.page_mb:g} MB")
-                break
-        return bytes(body[:most])
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    resolver=PublicResolver(self.allowed, self._resolver), use_dns_cache=False, limit_per_host=PER_HOST
-                ),
-                timeout=aiohttp.ClientTimeout(total=self.config.page_timeout_s),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,  # a proxy would look names up itself, where nothing checks them
-            )
-        return self._session
-
-    async def aclose(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
 
 
 def _kind(content_type: str) -> str:

@@ -39,7 +39,7 @@ class PageReader:
         return page, False
 
     async def aclose(self) -> None:
-        await self.downloader.aclose()
+        await self.downloader.http.aclose()
         await self.extractor.pool.aclose()
 
 

@@ -7,12 +7,13 @@ and the JSON as a text. An envelope with a status of 400 or more comes with HTTP
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
-from ramet_tools_bing.providers.base import FaultKind, ProviderError
+from ramet.helpers import HttpFailure
+from ramet_tools_bing.providers.base import FaultKind, HttpRequest, ProviderError, ServiceClient
 from ramet_tools_bing.providers.services import read_items
 from ramet_tools_bing.queries import is_chinese, options_in_words, search_key
 from ramet_tools_bing.results import SearchItem
@@ -20,6 +21,7 @@ from ramet_tools_bing.results import SearchItem
 URL = "https://api.brightdata.com/request"
 QUERY_REJECTED_S = 15.0  # how long a query is blocked that was asked too often, or that failed
 REJECTED = ("repeat_query_rejected", "failed_query_rejected")
+HTML = (b"<!doctype", b"<html", b"<head", b"<body")
 READABLE_FORMS = ("brd_json", "parsed_bing")
 
 
@@ -36,7 +38,7 @@ class BrightData:
         self._url = url or URL
         self._parse = parse
         self._form = READABLE_FORMS[0] if parse == "auto" else parse
-        self._client = HttpClient(f"{self.name} (zone {zone})", key)
+        self._client = ServiceClient(f"{self.name} (zone {zone})", self._url, key)
 
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
         """Results do not depend on the zone, nor on how many are shown of what Bing's page has."""
@@ -74,32 +76,38 @@ class BrightData:
 
     async def _ask(self, query: str, form: str, timeout_s: float) -> tuple[SearchItem, ...]:
         try:
-            reply = await self._client.send(self.request(query, form), timeout_s=timeout_s)
-            answer = self._unwrapped(decoded_json(reply.body, self._client.who))
-        except ProviderError as error:
-            if error.fault is FaultKind.BROKEN and str(error).endswith("sent HTML"):
-                raise _NotParsed(self._client.who, "it sends HTML") from error
+            answer = self._unwrapped(await self._client.ask(self.request(query, form), timeout_s))
+        except HttpFailure as failure:
+            if failure.status == 200 and failure.content.lstrip().lower().startswith(HTML):
+                raise _NotParsed(self._client.who, "it sends HTML") from failure
+            error = ProviderError.from_http(failure, _code(failure.headers))
             if error.fault is FaultKind.THROTTLED and any(code in str(error) for code in REJECTED):
                 error.retry_after_s = error.retry_after_s or QUERY_REJECTED_S
-            raise
-        if isinstance(answer, Mapping) and "organic" not in answer:
+            raise error from failure
+        if "organic" not in answer:
             raise _NotParsed(self._client.who, "its answers have no `organic`")
         return tuple(read_items(answer, self._client.who, ("organic",), url="link", text="description"))
 
-    def _unwrapped(self, answer: Any) -> Any:
+    def _unwrapped(self, answer: dict[str, Any]) -> dict[str, Any]:
         """What is in an envelope, or the answer itself."""
-        if not (isinstance(answer, Mapping) and "status_code" in answer and "body" in answer):
+        if not {"status_code", "body"} <= answer.keys():
             return answer
         status, body, headers = answer["status_code"], answer["body"], answer.get("headers")
-        named = (
-            {str(name).lower(): str(value) for name, value in headers.items()} if isinstance(headers, Mapping) else {}
-        )
-        if not isinstance(status, int) or status != 200:
-            raise self._client.fault(status if isinstance(status, int) else 0, named, str(body)[:1000])
-        return decoded_json(body.encode("utf-8", "replace"), self._client.who) if isinstance(body, str) else body
+        content = (body if isinstance(body, str) else json.dumps(body)).encode("utf-8", "replace")
+        if status == 200:
+            return self._client.http.json_object(self._client.who, content)
+        named = {str(k).lower(): str(v) for k, v in headers.items()} if isinstance(headers, Mapping) else {}
+        raise self._client.http.failure(self._client.who, status if isinstance(status, int) else 0, named, content)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._client.http.aclose()
+
+
+def _code(headers: Mapping[str, str]) -> str:
+    """Bright Data's own code and words, which are in headers of one of two names."""
+    code = headers.get("x-brd-error-code") or headers.get("x-brd-err-code")
+    words = headers.get("x-brd-error") or headers.get("x-brd-err-msg")
+    return f" ({', '.join(one[:100] for one in (code, words) if one)})" if code or words else ""
 
 
 class _NotParsed(ProviderError):

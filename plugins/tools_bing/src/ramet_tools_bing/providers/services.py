@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
-from ramet_tools_bing.providers.base import FaultKind, ProviderError
+from ramet.helpers import HttpFailure
+from ramet_tools_bing.providers.base import FaultKind, HttpRequest, ProviderError, ServiceClient
 from ramet_tools_bing.queries import options_in_words, search_key
 from ramet_tools_bing.results import SearchItem
 
@@ -43,7 +43,7 @@ class HttpProvider:
         self.name = service.name
         self._service = service
         self._country = country
-        self._client = HttpClient(service.name, service.key)
+        self._client = ServiceClient(service.name, service.url, service.key)
 
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
         return [search_key(self.name, query=query, k=k, country=self._country, url=self._service.url)]
@@ -52,11 +52,14 @@ class HttpProvider:
         return [(self.name, options_in_words(max_results=k, country=self._country, url=self._service.url))]
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
-        reply = await self._client.send(self._service.request(query, k), timeout_s=timeout_s)
-        return tuple(self._service.read(decoded_json(reply.body, self.name)))
+        try:
+            answer = await self._client.ask(self._service.request(query, k), timeout_s)
+        except HttpFailure as error:
+            raise ProviderError.from_http(error) from error
+        return tuple(self._service.read(answer))
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._client.http.aclose()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
