@@ -42,7 +42,7 @@ class PluginError(RametError):
 
 
 class ToolError(RametError):
-    """The model used a tool wrongly. The text is shown to the model; the rollout goes on and is rewarded."""
+    """The model used a tool wrongly. The text is shown to the model; the rollout continues and is rewarded."""
 
 
 class InfraError(RametError):

@@ -32,7 +32,7 @@ TAG = "RAMET_REAPER_TAG"  # environment variable: which `ProcessReaper` a proces
 POLL_S = 0.5  # between two looks at a process, where the system cannot tell that it ended
 PATIENCE_S = 3.0  # for what can end by itself, before it is killed
 PROC = Path("/proc")
-ACCEPT = getattr(signal, "SIGRTMIN", signal.SIGUSR2)  # between two threads of a process: nobody else sends it
+ACCEPT = getattr(signal, "SIGRTMIN", signal.SIGUSR2)  # between two threads of a process: no other process sends it
 
 
 def ownership() -> dict[str, str]:
@@ -67,7 +67,7 @@ def end_by_parent_alone() -> None:
     SIGTERM blocked, so that none of its threads is given it; the handler that SIGTERM has then is called when it
     comes from the parent.
     """
-    if not hasattr(signal, "sigwaitinfo"):  # macOS, where nothing tells who sent a signal
+    if not hasattr(signal, "sigwaitinfo"):  # macOS, which does not say who sent a signal
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return
     parent, main = os.getppid(), threading.get_ident()

@@ -215,7 +215,7 @@ def test_an_engine_that_is_lost_in_a_broadcast_ends_the_run_with_what_helps() ->
         sent_to([Engine(), Engine(dies_at="finish_update")], broadcast(Ranks()))
     assert str(caught.value) == (
         "rollout worker 1 is lost. It was lost while weights were broadcast to all engines, which cannot be taken up "
-        "again: resume from the last checkpoint, or set engine.params.transfer=host, which goes on without it"
+        "again: resume from the last checkpoint, or set engine.params.transfer=host, which continues without it"
     )
 
 

@@ -283,7 +283,7 @@ def test_other_ranks_than_those_that_wrote_go_on_with_generators_of_their_own(
         drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert drawn[0] == drawn[1] != drawn[2]
     assert "was written by 2 policy ranks, now there are 1" in caplog.text
-    assert "begin anew from seed 2, step 7 and rank" in caplog.text
+    assert "begin again from seed 2, step 7 and rank" in caplog.text
 
 
 def test_a_write_that_fails_is_a_checkpoint_error_and_leaves_the_old_one(make_spec: MakeSpec, tmp_path: Path) -> None:

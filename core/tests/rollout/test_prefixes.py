@@ -255,7 +255,7 @@ def test_a_prefix_of_another_prompt_is_refused(play: Play) -> None:
     n = len(prompt)
     assert str(raised.value) == (
         f"stored prefixes of task 't', step 3: they begin with another prompt ({n + 1} tokens, now {n}), of another "
-        "tokenizer, chat template, rollout step, system prompt or set of tools; a rollout cannot go on from them"
+        "tokenizer, chat template, rollout step, system prompt or set of tools; a rollout cannot continue from them"
     )
 
 

@@ -55,7 +55,7 @@ def test_a_planted_pickle_is_refused_and_not_run(tmp_path: Path, caplog: pytest.
         assert cache.get("key") is None
     assert not witness.exists()
     assert caplog.messages == [
-        f"the cache in {folder} fails (ValueError: refusing a cache entry in mode 4): calls go on without it; "
+        f"the cache in {folder} fails (ValueError: refusing a cache entry in mode 4): calls continue without it; "
         "`ramet cache check` says what is wrong"
     ]
     foreign = [key for key in open_disk(folder) if isinstance(key, ForeignKey)]
@@ -223,7 +223,7 @@ def test_a_broken_database_costs_the_cache_and_no_answer(bing: Any, caplog: pyte
 
     with caplog.at_level("WARNING"):
         bing.session(lambda query, n: "good", steps)
-    assert sum("calls go on without it" in line for line in caplog.messages) == 1
+    assert sum("calls continue without it" in line for line in caplog.messages) == 1
     assert (bing.folder / "cache.db").read_bytes().startswith(b"no database")
 
 

@@ -135,7 +135,7 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_corpus(tmp_
     corpus(["build", str(source), "--out", str(out)])
     with pytest.raises(ConfigError) as caught:
         corpus(["build", str(source), "--out", str(out)])
-    assert str(caught.value) == f"{out} exists; --replace makes it anew, or name another file"
+    assert str(caught.value) == f"{out} exists; --replace makes it again, or name another file"
     corpus(["build", str(source), "--out", str(out), "--replace"])
     notes.write_text("mine")
     with pytest.raises(ConfigError) as caught:

@@ -93,6 +93,6 @@ def test_a_replay_asks_nobody(tmp_path: Path) -> None:
     assert found["search provider"] == Finding(
         what="search provider",
         severity=Severity.OK,
-        text="stored answers of: imported; nobody is asked, since tools.search.params.cache=ro replays",
+        text="stored answers of: imported; no server is asked, since tools.search.params.cache=ro replays",
     )
     assert found["search answer"].severity is Severity.NOTE and found["search cache"].text == f"{folder}: 1 entries"

@@ -146,7 +146,7 @@ def _shared(found: Sequence[Resolved]) -> list[str]:
 
 
 def _named(overrides: Sequence[str], number: int) -> list[str]:
-    """A name that holds for all points becomes one for each. Names that points have of their own cannot be told
+    """A name that holds for all points becomes one for each. Names that points have of their own cannot be separated
     from it here, so they get the number too.
     """
     return [f"{text}-{number}" if _is_name(text) else text for text in overrides]

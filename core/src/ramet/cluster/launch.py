@@ -23,7 +23,7 @@ from ramet.rollout.observer import RolloutObserver
 def heap_at_rest() -> Iterator[None]:
     """While the block runs, garbage is not looked for in what was there before it: modules above all.
 
-    Else Python looks through all of that every thousand rollouts, for a tenth of a second in which nothing goes on.
+    Else Python looks through all of that every thousand rollouts, for a tenth of a second in which nothing else runs.
     What a caller has frozen stays frozen.
     """
     if gc.get_freeze_count():
@@ -91,7 +91,7 @@ async def open_rollouts(
 ) -> AsyncIterator[Rollouts]:
     """The rollout side alone, without forks, as evaluation needs it. Arguments and errors as of `open_backend`.
 
-    `observer` is told what happens in every rollout; it is in this process, so only `cluster=local` takes one
+    `observer` hears what happens in every rollout; it is in this process, so only `cluster=local` takes one
     (`ValueError`).
     """
     rollouts: Rollouts

@@ -58,7 +58,8 @@ class LocalRollouts:
     ) -> None:
         """Without `branching` all rollouts start from the prompt. `tools` are closed with the rollouts.
 
-        A branch policy that needs rewards asks the components' scorer, which whoever made them starts and closes.
+        A branch policy that needs rewards asks the components' scorer, which the caller that made them starts and
+        closes.
         """
         self.encoder = encoder
         self.engine = build_engine(config, encoder)

@@ -1,6 +1,6 @@
 """What other trainers call our keys: verl (`ppo_trainer.yaml`), TRL (`GRPOConfig`, `SFTConfig`), OpenRLHF's options.
 
-Used for one thing: the "did you mean" of a key that there is not. No alias is ever accepted as a key. Names of a key of
+Used for one thing: the "did you mean" of an unknown key. No alias is ever accepted as a key. Names of a key of
 the core are beside it (`option(aka=…)`).
 """
 

@@ -66,7 +66,7 @@ class Catalog:
     recorded: dict[tuple[str, str], str] = field(default_factory=dict)  # (group, name) -> who offered it to this run
 
     def get(self, group: str, name: str) -> Choice:
-        """Raises `ConfigError` for a name that nobody offers or whose options are unusable."""
+        """Raises `ConfigError` for a name that no package offers or whose options are unusable."""
         found = self.components[group].get(name)
         if found is None:
             raise ConfigError(self.unknown(group, name, self.components[group]))
@@ -165,7 +165,7 @@ def make_catalog(plugins: Plugins) -> Catalog:
 def recorded_offers(manifest: Path) -> dict[tuple[str, str], str]:
     """(group, name) -> who offered it when the run of this manifest began, and what to do; empty if there is none.
 
-    Read as plain JSON, and no error is raised: whether the run may go on is decided by its own checks.
+    Read as plain JSON, and no error is raised: whether the run may continue is decided by its own checks.
     """
     try:
         plugins = json.loads(manifest.read_text(encoding="utf-8"))["plugins"]

@@ -73,7 +73,7 @@ def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
 
 
 def unknown_trackers(tree: DictConfig, job: str) -> list[str]:
-    """Names that nobody offers, to be told with other mistakes; alone they are left to the job, with all of its own."""
+    """Names that no package offers, reported beside other mistakes; without any, the job reports them with its own."""
     problems = []
     for number in range(len(tree.trackers)) if "trackers" in JOBS[job] else ():
         try:

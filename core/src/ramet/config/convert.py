@@ -33,7 +33,7 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
         raise ConfigErrors([*problems, *secrets])  # a plugin's check of its options could repeat one
     values = {}
     for section in sections:
-        with suppress(OmegaConfBaseException) if problems else nullcontext():  # what is missing is told already
+        with suppress(OmegaConfBaseException) if problems else nullcontext():  # what is missing is reported already
             values[section] = _section(config, section, chosen, problems)
     raise_all(problems)
     return Config(**values)

@@ -103,7 +103,7 @@ class Layers:
     job: str
 
     def origins(self, key: str) -> list[ValueOrigin]:
-        """Everything that set `key`, the value that counts last. Raises `ConfigError` for a key that there is not."""
+        """Everything that set `key`, the value that counts last. Raises `ConfigError` for an unknown key."""
         if key in GROUPS:
             return [self._choice(key)]
         problem = unknown_key(self.tree, key, self.job)

@@ -106,7 +106,7 @@ def wrong_choices(request: JobRequest, catalog: Catalog) -> dict[str, list[str]]
 @dataclass(frozen=True, slots=True)
 class SweptOverrides:
     """What was typed for a sweep. Hydra composes every point before Ramet does, and knows no instances
-    (`GROUP.NAME.use`): it is told only which values are swept, under names of its own.
+    (`GROUP.NAME.use`): it is given only the values that are swept, under names of its own.
     """
 
     typed: tuple[str, ...]

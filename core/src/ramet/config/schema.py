@@ -227,7 +227,7 @@ class ComponentConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolConfig:
-    """What the tool runtime is told about one tool."""
+    """The tool runtime's settings of one tool."""
 
     timeout_s: float = option(60.0, "of one attempt", above=0, resume=PATIENCE)
     retries: int = option(2, "after infrastructure errors only", minimum=0, resume=PATIENCE)
@@ -358,7 +358,7 @@ class TrainConfig:
         10, "steps between checkpoints; the last step is always saved", minimum=1, resume=SAFE,
         aka="save_freq save_steps"
     )
-    async_save: bool = option(False, "go on while a checkpoint is written", resume=SAFE)
+    async_save: bool = option(False, "continue while a checkpoint is written", resume=SAFE)
     keep_checkpoints: int = option(
         3, minimum=1, resume=SAFE, aka="max_actor_ckpt_to_keep save_total_limit max_ckpt_num"
     )
@@ -532,7 +532,7 @@ class WandbConfig:
 
 @dataclass(kw_only=True, slots=True)
 class Config:
-    """Everything a run is told. `tools`, `rewards` and `benchmarks` map registered names to their settings."""
+    """The whole configuration of a run. `tools`, `rewards` and `benchmarks` map registered names to their settings."""
 
     run: RunConfig = option(factory=RunConfig, jobs="train sft eval play judge")
     data: DataConfig = option(factory=DataConfig, jobs="train eval data play")

@@ -61,7 +61,7 @@ def remember_environment(texts: Iterable[str]) -> None:
 
 
 def remembered() -> tuple[str, ...]:
-    """What another process tells `remember_environment`, so that it hides the same."""
+    """Return what another process passes to `remember_environment`, so that it hides the same."""
     return tuple(_values.values())
 
 

@@ -76,7 +76,7 @@ class Sampler:
         return {name: stream.state() | {"share": self.shares[name]} for name, stream in self._streams.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Other weights hold from here on: what was drawn before is not made up for.
+        """Continue where `state` was taken. Other weights hold from here on: what was drawn before is not made up for.
 
         Raises `ConfigError` if it is of other data sources.
         """

@@ -87,7 +87,7 @@ def judge_files(file: Path) -> Iterator[Path]:
 def with_verdicts(file: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     """The content of the results `file` with a metric `judge-NAME` for each judge of it.
 
-    A judge of other rollouts, as those before the evaluation was topped up, is left out, which is told. Raises
+    A judge of other rollouts, as those before the evaluation was topped up, is left out, which is logged. Raises
     `ConfigError` for a judge's file that cannot be read.
     """
     results = [dict(one) for one in body["results"]]

@@ -1,4 +1,4 @@
-"""What is measured and with what, and whether a later process may go on with it.
+"""What is measured and with what, and whether a later process may continue it.
 
 Another model, other tasks or a smaller k is another evaluation. A larger k plays what is missing. A longer deadline,
 more retries or other hardware is the same one: what they change is how much fails. Everything else needs

@@ -160,9 +160,9 @@ class PartialResults:
         since = differences(earlier, self.header)
         _refuse(since, f"{path} holds an unfinished evaluation that", allow=allow)
         for text in since.safe:
-            logger.info("evaluation goes on with a change: %s", text)
+            logger.info("evaluation continues with a change: %s", text)
         for text in since.risky:
-            logger.warning("evaluation goes on with a change that may alter the numbers: %s", text)
+            logger.warning("evaluation continues with a change that may alter the numbers: %s", text)
         changes = [*earlier["settings"].get(CHANGES, []), *since.safe, *since.risky]
         if changes:
             self.header = replace(self.header, settings={**self.header.settings, CHANGES: changes})
@@ -193,7 +193,7 @@ def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
 
 
 def _refuse(since: Differences, who: str, *, allow: bool) -> None:
-    """Raise `ConfigError` for differences that forbid to go on."""
+    """Raise `ConfigError` for differences that forbid to continue."""
     forbidding = since.forbidding(allow=allow)
     if not forbidding:
         return

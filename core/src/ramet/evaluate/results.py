@@ -77,7 +77,7 @@ class Results:
         return {**self.header.body(), "results": results}
 
     def metrics(self) -> dict[str, float]:
-        """What trackers are told: means over tasks, by name. What could not be judged is left out."""
+        """Return the values for trackers: means over tasks, by name. What could not be judged is left out."""
         found: dict[str, float | None] = {}
         for benchmark in self.benchmarks:
             name = benchmark.name

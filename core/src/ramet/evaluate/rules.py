@@ -116,7 +116,7 @@ def split_problem(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig) -> st
 
 def warn_of_missing_tools(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> None:
     """The benchmark's own protocol has tools that the run lacks, so its numbers compare with no published ones; or it
-    limits the calls of a tool that there is not.
+    limits the calls of an unknown tool.
     """
     unknown = [tool for tool in info.limits if tool not in (ALL_CALLS, *info.tools, *configured)]
     if unknown and chosen.limits is None:

@@ -128,7 +128,7 @@ def _is_network_outage(error: BaseException) -> bool:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` in a thread of its own and wait for it, so that the event loop goes on. Raises what it raises.
+    """Call `function` in a thread of its own and wait for it, so that the event loop continues. Raises what it raises.
 
     A thread cannot be ended: when the call is cancelled (a time-out, a deadline), it is not waited for any more and
     what it returns is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and

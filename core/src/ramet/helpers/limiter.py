@@ -87,7 +87,7 @@ class TokenBucket:
             self.leave_place(lease)
 
     async def take_place(self, held_at_most_s: float) -> int:
-        """A lease for `leave_place`. It ends by itself after so long: whoever took it may be gone."""
+        """A lease for `leave_place`. It ends by itself after so long: the process that took it may be gone."""
         if self._places is not None:
             await self._places.acquire()
         lease = next(self._ids)

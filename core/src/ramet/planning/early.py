@@ -1,7 +1,7 @@
 """What is refused at once, before anything is imported that takes seconds (torch, transformers).
 
 That is what keeps a job from looking further: no model, no data, a run directory of something else. All that can be
-known as quickly is told with it. Other mistakes are told by the job itself, all together.
+known as quickly is reported with it. Other mistakes are reported by the job itself, all together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether what a plugin built has the shape that its hook asks for: attributes, methods, parameters, async or not.
 
 Found here it is one line that names the plugin, before anything starts; found later it is a traceback in the middle of
-a step, or rollouts that nobody can judge. What the methods *do* is the business of `ramet.testing`.
+a step, or rollouts that no reward can judge. What the methods *do* is the business of `ramet.testing`.
 """
 
 from __future__ import annotations

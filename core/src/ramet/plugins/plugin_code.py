@@ -1,7 +1,8 @@
 """Which line of a plugin's own code an error or a component comes from, for messages.
 
 Lines are `package/module.py:12`, relative to the folder that holds the package: where it is installed says nothing to
-whoever mends it. Lines of the core, of the standard library and of what calls plugins for the core are never named.
+a reader who fixes it. Lines of the core, of the standard library and of what calls plugins for the core are never
+named.
 """
 
 from __future__ import annotations

@@ -23,4 +23,4 @@ class CheckpointError(RametError):
 
 
 class CheckpointNotWritten(CheckpointError, InfraError):
-    """A disk is full, cannot be written to, or is gone: the run goes on from an older one once that is mended."""
+    """A disk is full, cannot be written to, or is gone: the run continues from an older one once that is fixed."""

@@ -106,7 +106,7 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def _one_block(model: PreTrainedModel) -> PreTrainedModel:
-    """Of the same class, with the first block's options; torch's random numbers go on as if it were not there."""
+    """Build one of the same class, with the first block's options; torch's random numbers continue as without it."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, TRIED_TOKENS, None
     if vars(config).get("layer_types"):

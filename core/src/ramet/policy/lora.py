@@ -1,7 +1,7 @@
 """LoRA (arXiv 2106.09685) through peft: W stays as it is and s * B @ A is trained, with s = alpha / rank = 2.
 
 peft's layers are put into the model, which keeps its class, so that nothing changes for the forward pass and FSDP. The
-names tell the rest: a linear layer `X` becomes `X.base_layer`, `X.lora_A.default` and `X.lora_B.default`. So merging
+names show the rest: a linear layer `X` becomes `X.base_layer`, `X.lora_A.default` and `X.lora_B.default`. So merging
 needs a `state_dict` only, whole or sharded, and an adapter can be merged into a base model that is only on disk.
 """
 

@@ -280,7 +280,7 @@ class ModelTrainer:
     def rest(self, *others: nn.Module) -> None:
         """Keep only this rank's shards on the device until the next call; `others` are models beside the trained one.
 
-        What a pass needed at its peak stays reserved by this process until it is given back, whoever else needs it.
+        What a pass needed at its peak stays reserved by this process until it is given back, even if another needs it.
         """
         for module in (self.module, *others):
             reshard(module)

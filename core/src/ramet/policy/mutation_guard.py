@@ -1,4 +1,4 @@
-"""Whether a plugin changed its inputs: the core goes on with the same tensors, and nothing else would show it."""
+"""Whether a plugin changed its inputs: the core continues with the same tensors, and nothing else would show it."""
 
 from __future__ import annotations
 

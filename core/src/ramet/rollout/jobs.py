@@ -68,7 +68,7 @@ class JobMaker:
         return tuple(self._known[name] for name in self.tools_of(task))
 
     def unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
-        """A problem for each tool that tasks name and nobody configured."""
+        """A problem for each tool that tasks name and that is not configured."""
         named = (name for task in tasks for name in expanded(task.tools or (), self._tool_sets))
         missing = Counter(name for name in named if name not in self._known)
         known = ", ".join(self._known) or "none"

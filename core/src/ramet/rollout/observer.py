@@ -1,4 +1,4 @@
-"""Who may watch rollouts while they are run: `ramet play` prints what it is told."""
+"""The observer of rollouts while they run: `ramet play` prints what it hears."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ramet.types import Generation, Segment, ToolCall, ToolRecord
 
 
 class RolloutObserver(Protocol):
-    """Told what happens in rollouts as it happens, in the engine's event loop. Must return at once and raise nothing.
+    """Receives what happens in rollouts as it happens, in the engine's event loop. Must return at once and raise
+    nothing.
 
     `rollout` is the rollout's id in its group, its branch path; turns count from 0.
     """

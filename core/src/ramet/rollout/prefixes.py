@@ -57,7 +57,7 @@ class StoredPrefix:
         return tuple(_turn_view(self, turn) for turn in range(self.source.turns))
 
     def begin(self, key: RolloutKey, prompt: Segment) -> LiveRollout:
-        """A new root that goes on from here. All roots of a group hold the same prompt segment."""
+        """Return a new root that continues from here. All roots of a group hold the same prompt segment."""
         rollout, segments = self.rollout, [prompt, *self.segments[1:]]
         live = LiveRollout(
             key=key,
@@ -105,14 +105,14 @@ def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
 
 
 def prompt_problem(record: GroupRecord, prompt: Segment) -> str | None:
-    """Why rollouts of a task cannot go on from what is stored of it: its prompt has other tokens now."""
+    """Why rollouts of a task cannot continue from what is stored of it: its prompt has other tokens now."""
     stored = record.group.rollouts[0].rollout.segments[0]
     if stored.token_ids == prompt.token_ids:
         return None
     return (
         f"stored prefixes of task {record.group.task.id!r}, step {record.step}: they begin with another prompt "
         f"({len(stored)} tokens, now {len(prompt)}), of another tokenizer, chat template, rollout step, system prompt "
-        "or set of tools; a rollout cannot go on from them"
+        "or set of tools; a rollout cannot continue from them"
     )
 
 

@@ -1,4 +1,4 @@
-"""How far rollouts are, for whoever watches: counted while they run, read from other threads without a lock."""
+"""How far rollouts are, for observers: counted while they run, read from other threads without a lock."""
 
 from __future__ import annotations
 

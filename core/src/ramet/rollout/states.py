@@ -1,9 +1,9 @@
 """States of tools and environments: each rollout has its own, a fork begins with that of its fork point.
 
 docs/environments.md says how a component copies or replays one.
-A fork is decided while its parent goes on, so before a parent's state is used in a turn, a copy is kept of it as it was
-at the beginning of that turn, as long as forks may still come. A fork copies from there, or from the state itself if
-it has not been used since. What nothing can need any more is closed at once, and everything when the group ends.
+A fork is decided while its parent continues, so before a parent's state is used in a turn, a copy is kept of it as it
+was at the beginning of that turn, as long as forks may still come. A fork copies from there, or from the state itself
+if it has not been used since. What nothing can need any more is closed at once, and everything when the group ends.
 """
 
 from __future__ import annotations

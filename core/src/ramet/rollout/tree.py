@@ -217,7 +217,7 @@ class LiveRollout:
 
 
 def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """As the record on disk gives it back, and a copy: the step may go on with what it put in."""
+    """Copy it as the record on disk gives it back: the step may continue with what it put in."""
     return dict(json.loads(json.dumps(dict(info)))) if info else {}
 
 

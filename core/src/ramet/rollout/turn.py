@@ -213,7 +213,7 @@ class RolloutTurn:
             raise named(error, f"engine {engine.info.name!r}", "engine") from error
         except PluginError:
             raise
-        except Exception as error:  # whatever an engine raises, one request failed and the others go on
+        except Exception as error:  # whatever an engine raises, one request failed and the others continue
             raise RolloutFailed("engine", f"{type(error).__name__}: {error}") from error
         if completion.finish is FinishReason.ABORT:
             raise RolloutFailed("engine", "the request was aborted")
@@ -327,7 +327,7 @@ class RolloutTurn:
 
 def end_if_pruned(live: LiveRollout) -> None:
     """Raise `CancelledError` if the scheduler stopped the rollout: cancelled by a decision on what it reports itself,
-    its task goes on to its next wait, and what it does until then never happened.
+    its task continues to its next wait, and what it does until then never happened.
     """
     if live.is_pruned:
         raise asyncio.CancelledError

@@ -62,7 +62,7 @@ class RolloutWorker:
         score: ScoreRollout | None = None,
         observer: RolloutObserver | None = None,
     ) -> None:
-        """`tool_sets`: names that mean several of `tools`, wherever a task names its tools. `observer` is told what
+        """`tool_sets`: names that mean several of `tools`, wherever a task names its tools. `observer` hears what
         happens in every rollout.
 
         `score`: of one rollout, for branch policies that need rewards.

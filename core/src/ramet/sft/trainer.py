@@ -175,7 +175,7 @@ class _Trainer(Trainer):
 
 
 class _Passes(TrainerCallback):
-    """Tells the sampler which pass begins."""
+    """Give the sampler the number of the pass that begins."""
 
     def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler

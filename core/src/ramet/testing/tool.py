@@ -156,7 +156,7 @@ async def _check_calls(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
             expect(
                 kind == "ToolError",
                 f"a call {what} gave {kind} ({text!r}): check the arguments and raise ToolError with a text that "
-                "tells the model what is wrong",
+                "says to the model what is wrong",
             )
         surplus = {**valid[0], "no_such_argument": 1}
         await _outcome(tool, surplus, "surplus")

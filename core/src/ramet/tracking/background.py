@@ -1,7 +1,7 @@
 """A tracker in a thread of its own: one that fails, is slow or hangs neither stops nor slows a run.
 
 Its calls wait in a queue of bounded length. What comes while the queue is full is dropped, and what was not handed over
-is told once, at the end.
+is logged once, at the end.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class ConsoleTracker:
             self._print(Text(line, style="dim"))
 
     def rewind(self, step: int) -> None:
-        """Whoever resumes says so."""
+        """Print nothing: the job that resumes logs it."""
         self._lines.restart()
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class PrefixStore:
         write_records(folder / GROUPS, self._groups.values())
 
     def load(self, folder: Path) -> None:
-        """Go on with what a checkpoint holds; nothing if its run stored none.
+        """Continue with what a checkpoint holds; nothing if its run stored none.
 
         Raises `ConfigError` if it was written under another tokenizer or rollout step, or cannot be read.
         """

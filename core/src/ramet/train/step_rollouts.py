@@ -134,4 +134,4 @@ class StepwiseRollouts:
         return self._positions.pop(step)
 
     async def cancel(self) -> None:
-        """Whoever takes a step cancels it."""
+        """Do nothing: the caller that takes a step cancels it."""

@@ -132,7 +132,7 @@ class RolloutStep(Protocol):
     """
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
-        """Tells the model which tools exist and how to call them."""
+        """Name the tools for the model, and how to call them."""
         ...
 
     async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult: ...

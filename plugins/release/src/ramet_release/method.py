@@ -1,7 +1,7 @@
 """The rollout method of the released schedule: what a worker plays is one batch, in rounds.
 
 Under Ray each worker's share of a step is one batch. The table of entropies is never cleared: it outlives batches,
-steps and validations, and is empty again in a process that is started anew.
+steps and validations, and is empty again in a process that is started again.
 """
 
 from __future__ import annotations

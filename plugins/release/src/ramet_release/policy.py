@@ -33,7 +33,7 @@ class LockstepPolicy(ABC):
 
     `beam_size`: a rollout is copied at most one time less in a round. `initial_rollouts`: None is half the budget, at
     least one. `probe_tokens`: not None if each prompt is first sampled this far, and then plays a whole rollout whose
-    tokens are thrown away; `monitored_roots` is told their entropies.
+    tokens are thrown away; `monitored_roots` gets their entropies.
     """
 
     needs: frozenset[Need] = frozenset({Need.ENTROPY})

@@ -53,7 +53,7 @@ def result_segment(text: str, turn: int, tag: str, result_tag: str, encoder: Enc
 def forced_end(turn: int, version: int | None, encoder: Encoder) -> Segment:
     """The end of sequence after a call too many. It is trained as if the policy had sampled it.
 
-    Nobody sampled it, so its log-probability is 0 and its entropy too; the release has no use for either.
+    It was not sampled, so its log-probability is 0 and its entropy too; the release has no use for either.
     """
     zero = array("f", [0.0])
     return Segment(

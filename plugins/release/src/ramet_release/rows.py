@@ -35,7 +35,7 @@ class LockstepRow:
         return self.live.stop is None and self.live.fault is None
 
     def copied(self, index: int) -> LockstepRow:
-        """A row that goes on from where this one is now, with its tokens, masks and counted calls."""
+        """Return a row that continues from where this one is now, with its tokens, masks and counted calls."""
         return LockstepRow(index, self.prompt, self.live.fork(self.live.turn), self.n_calls, self.entropy)
 
 

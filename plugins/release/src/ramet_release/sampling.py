@@ -1,4 +1,4 @@
-"""One engine call of a round: all requests together, and nothing goes on before the slowest has ended."""
+"""One engine call of a round: all requests together, and nothing continues before the slowest has ended."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RoundEngine:
             raise named(error, f"engine {self.engine.info.name!r}", "engine") from error
         except PluginError:
             raise
-        except Exception as error:  # whatever an engine raises, one request failed and the others go on
+        except Exception as error:  # whatever an engine raises, one request failed and the others continue
             return Fault(where="engine", message=f"{type(error).__name__}: {error}")
         if completion.finish is FinishReason.ABORT:
             return Fault(where="engine", message="the request was aborted")

@@ -1,6 +1,6 @@
 """Stored answers: of searches, of pages and of summaries, shared by all runs and processes of a user.
 
-What cannot be read or written is no reason to stop: it is reported once, counted, and the call goes on without the
+What cannot be read or written is no reason to stop: it is reported once, counted, and the call continues without the
 cache. Reading is a matter of microseconds and done in the event loop; writing may have to wait for another process and
 is done in one thread.
 """
@@ -127,7 +127,7 @@ class AnswerCache:
         if not self._reported:
             self._reported = True
             logger.warning(
-                "the cache in %s fails (%s: %s): calls go on without it; `ramet cache check` says what is wrong",
+                "the cache in %s fails (%s: %s): calls continue without it; `ramet cache check` says what is wrong",
                 self.folder, type(error).__name__, error,
             )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """The cache on disk: diskcache with JSON as the only form of what is stored.
 
-diskcache pickles by default, so that whoever can write its folder runs code in whoever reads it (CVE-2025-69872). Here
-keys are texts and values JSON texts; anything else is refused in both directions. It also evicts entries by default,
-and its settings are in the database, where whoever opens it changes them for all: they are set and verified each time.
+diskcache pickles by default, so that a process that can write its folder runs code in its readers (CVE-2025-69872).
+Here keys are texts and values JSON texts; anything else is refused in both directions. It also evicts entries by
+default, and its settings are in the database, where a process that opens it changes them for all: they are set and
+verified each time.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class JSONTextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no ty
         return json.loads(super().fetch(mode, filename, value, False))
 
     def remove(self, file_path: str) -> None:
-        """Of an entry that is replaced: whoever wrote the database named it."""
+        """Remove a replaced entry's file, if its name is one of ours: the database's writer chose it."""
         if _is_own(file_path):
             super().remove(file_path)
 

@@ -1,7 +1,7 @@
 """Whether a provider may be asked now: closed, or open because it is down, throttles or refuses.
 
-While it is open nobody asks. Then one call goes through as a probe, and the others wait for what it finds. Callers
-that must wait are told so by an `InfraError` with `retry_after_s`, which makes a call wait outside its slot.
+While it is open no call asks. Then one call goes through as a probe, and the others wait for what it finds. Callers
+that must wait get an `InfraError` with `retry_after_s`, which makes a call wait outside its slot.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Circuit:
         self._ever_succeeded = False
 
     def take_news(self) -> bool:
-        """Whether it has opened since this was asked: to be told to all workers, once."""
+        """Whether it has opened since this was asked: to be announced to all workers, once."""
         news, self._news = self._news, False
         return news
 
@@ -127,7 +127,7 @@ class Circuit:
         self._opened_at = time.monotonic()
         self.open_until = self._opened_at + seconds
         if not known:
-            logger.warning("search: nobody asks %s for %.3g s: %s", self.who, seconds, reason)
+            logger.warning("search: %s is not asked for %.3g s: %s", self.who, seconds, reason)
 
     def _count(self, *, failed: bool) -> None:
         now = time.monotonic()

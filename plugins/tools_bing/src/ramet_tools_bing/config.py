@@ -53,7 +53,7 @@ class SearchConfig(CacheConfig):
     request_timeout_s: float = 30.0  # of one request
     tries: int = 3  # of one call, for what may succeed when it is tried again
     when_down: str = "wait"  # the provider is down: wait outside slot and time-out, or mask the rollout at once
-    down_s: float = 30.0  # for how long nobody asks a provider that is down
+    down_s: float = 30.0  # for how long a provider that is down is not asked
 
 
 @dataclass(kw_only=True)
@@ -161,7 +161,7 @@ def key_of(provider: str, given: str | None) -> str | None:
 
 
 def chosen_provider(config: SearchConfig) -> str:
-    """Who answers: what `auto` means here. `STORED`: whoever has answered when the answers were recorded."""
+    """Who answers: what `auto` means here. `STORED`: the provider that answered when the answers were recorded."""
     if config.provider != "auto":
         return config.provider
     if config.corpus is not None:

@@ -88,7 +88,7 @@ def _check_out(options: argparse.Namespace) -> None:
         raise ConfigError("\n".join(missing))
     if options.out.exists():
         if not options.replace:
-            raise ConfigError(f"{options.out} exists; --replace makes it anew, or name another file")
+            raise ConfigError(f"{options.out} exists; --replace makes it again, or name another file")
         from ramet_tools_bing.providers.offline import open_corpus
 
         open_corpus(options.out).close()  # what is no corpus is not replaced

@@ -48,7 +48,7 @@ def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
     provider = chosen_provider(config)
     if provider == STORED:
         found = ", ".join(sorted(stored_providers(folder_of(config)))) or "no search"
-        text = f"stored answers of: {found}; nobody is asked, since tools.{tool}.params.cache=ro replays"
+        text = f"stored answers of: {found}; no server is asked, since tools.{tool}.params.cache=ro replays"
         yield Finding(what=f"{tool} provider", severity=Severity.OK, text=text)
     elif config.cache == "ro" and provider in KEYS:
         text = f"{provider}, which is not asked: tools.{tool}.params.cache=ro replays"

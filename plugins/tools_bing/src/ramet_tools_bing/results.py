@@ -1,4 +1,4 @@
-"""What a search returns, whoever answers: items, and where and when they were found."""
+"""What a search returns, of any provider: items, and where and when they were found."""
 
 from __future__ import annotations
 

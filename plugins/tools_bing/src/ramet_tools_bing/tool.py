@@ -87,7 +87,7 @@ class SearchTool:
             logger.info("search: answered by the offline corpus %s, %d passages", provider.path, provider.passages)
             return
         stored = "nothing is stored" if self.config.cache == "off" else f"cache {self.config.cache} {self.cache.folder}"
-        who = "what is stored, whoever has answered" if self.provider == STORED else self.provider
+        who = "what is stored, of any provider" if self.provider == STORED else self.provider
         logger.info("search: answered by %s; %s", who, stored)
 
     async def __call__(self, call: ToolCall) -> ToolResult:

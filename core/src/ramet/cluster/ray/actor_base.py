@@ -1,7 +1,7 @@
 """What all actors are given and can do: the driver's environment, pings, and logs that the next ping returns.
 
-`ping` is answered by a thread of its own, which tells a process that computes from one that is stuck. Errors are raised
-by methods, never by `__init__`: only a method's error reaches the driver as it was. Nothing here needs torch.
+`ping` is answered by a thread of its own, which separates a process that computes from one that is stuck. Errors are
+raised by methods, never by `__init__`: only a method's error reaches the driver as it was. Nothing here needs torch.
 """
 
 from __future__ import annotations

@@ -222,8 +222,8 @@ class PolicyActor(Actor, PolicyRank):
         return []
 
     def open_weights(self, writers: frozenset[int]) -> None:
-        """Begin to stream the weights; the ranks `writers` tell their engines where chunks are. A replica without any
-        of them gathers nothing.
+        """Begin to stream the weights; the ranks `writers` send their engines the places of chunks. A replica without
+        any of them gathers nothing.
         """
         layout = self.layout
         self._stream: Iterator[dict[str, Any]] = iter(())

@@ -114,9 +114,9 @@ class _RemoteLimiter:
 
 
 async def _answered(ask: Callable[[], ObjectRef[T]]) -> T:
-    """What the process answers. Ray starts it again if it is lost: limits then begin anew, and who waited asks again.
+    """Return the process's answer. Ray starts it again if it is lost: limits then begin again, and callers ask again.
 
-    Raises `InfraError` with `retry_after_s` if it does not come back, which holds nobody's slot.
+    Raises `InfraError` with `retry_after_s` if it does not come back, which keeps no slot.
     """
     ends_at = time.monotonic() + RESTART_S
     while True:

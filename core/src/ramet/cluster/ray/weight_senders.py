@@ -18,7 +18,7 @@ from ramet.engines.weight_chunks import CHUNK_BYTES, Named, grouped, join_gloo, 
 
 
 def stream(weights: Iterable[Named], *, writes: bool, device: torch.device, largest: int) -> Iterator[dict[str, Any]]:
-    """What this rank tells the workers of its engine, chunk by chunk; a rank that writes none tells nothing.
+    """Yield what this rank sends to the workers of its engine, chunk by chunk; nothing from a rank that writes none.
 
     A chunk may be read until the next is asked for. `largest`: bytes of the largest tensor.
     """
@@ -57,7 +57,7 @@ class Broadcaster:
             self._send = self._send_by_gloo
 
     def send(self, weights: Iterable[Named]) -> None:
-        """To all at once; the workers must have been told to receive them."""
+        """Broadcast to all at once; the workers must wait for them already."""
         self._send(iter(weights))
 
     def _send_by_nccl(self, weights: Iterator[Named]) -> None:

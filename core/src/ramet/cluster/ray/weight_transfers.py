@@ -49,7 +49,7 @@ class WeightTransfer(Protocol):
         ...
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
-        """To all of these; `on_lost` is told of those that are lost meanwhile. Raises `InfraError`."""
+        """Transfer to all of these; `on_lost` gets those that are lost meanwhile. Raises `InfraError`."""
         ...
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
@@ -166,7 +166,7 @@ class SharedMemoryTransfer(_Streamed):
 
 
 def joined(told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
-    """What the workers of an engine are told by the ranks on their devices: the same tensors in the memory of each."""
+    """Join what the ranks on an engine's devices send to its workers: the same tensors in the memory of each."""
     first = dict(told[ranks[0]])
     if first["by"] == "ipc":
         handles = {gpu: handle for rank in ranks for gpu, handle in told[rank]["told"]["ipc_handles"].items()}
@@ -206,7 +206,7 @@ class BroadcastTransfer(_Streamed):
         except WorkerLost as error:
             raise InfraError(
                 f"{error}. It was lost while weights were broadcast to all engines, which cannot be taken up again: "
-                "resume from the last checkpoint, or set engine.params.transfer=host, which goes on without it"
+                "resume from the last checkpoint, or set engine.params.transfer=host, which continues without it"
             ) from error
 
     async def _connect(self, engines: list[RayWorker]) -> None:

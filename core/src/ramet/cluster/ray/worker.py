@@ -49,7 +49,7 @@ class RayWorker:
         self.name = name
         self.process: ActorProcess | None = None
         self.progress: RolloutProgress | PassProgress | None = None  # as of its last ping
-        self._passed_at = 0.0  # time.monotonic() when a ping last told of another micro-batch
+        self._passed_at = 0.0  # time.monotonic() when a ping last reported another micro-batch
         self.actor = (
             ray.remote(concurrency_groups={HEALTH: 1, SAVE: 1})(actor_class)  # type: ignore[call-overload]
             .options(

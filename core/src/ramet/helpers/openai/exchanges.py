@@ -1,7 +1,8 @@
 """What models were asked and answered while something was scored: kept with its result, and answered from it later.
 
-Whoever scores (`ramet eval`, `ramet judge`) opens `collected()` around it, and every chat of a client in it is noted. A
-replay opens `answered_from(exchanges)`: the same questions then get the stored answers, and no server is asked.
+A job that scores (`ramet eval`, `ramet judge`) opens `collected()` around it, and every chat of a client in it is
+noted. A replay opens `answered_from(exchanges)`: the same questions then get the stored answers, and no server is
+asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client is told, what it counts, and what it returns. Public as `ramet.OpenAIOptions` and so on."""
+"""A client's options, its counts, and what it returns. Public as `ramet.OpenAIOptions` and so on."""
 
 from __future__ import annotations
 

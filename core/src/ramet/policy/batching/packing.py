@@ -200,7 +200,8 @@ def micro_batch(rows: Sequence[TokenRow], chosen: Sequence[int], layout: PackedL
     # [B, S]: one row of all sequences, or one row for each
     width = sum(map(len, sequences)) if layout is PackedLayout.PACKED else max(map(len, sequences))
     height = 1 if layout is PackedLayout.PACKED else len(sequences)
-    # Position ids of padding go on counting: a second 0 in a row would make transformers build a mask for packed rows.
+    # Position ids of padding continue the count: a second 0 in a row would make transformers build a mask for packed
+    # rows.
     input_ids = np.zeros(height * width, np.int64)
     position_ids = np.tile(np.arange(width), height)
     places = []  # of each sequence, on the flat [B * S]

@@ -3,8 +3,8 @@
 A group is a tree: its prompt is common to all, and forks share what their parent had sampled. Here its rows are laid
 out as the runs of their token trie (`batching/trie.py`), one after another in one packed row; positions follow each
 token's path, and an attention of our own lets a run see its path (`batching/attention_plan.py`). What is the same token
-after the same tokens is computed once, whoever sampled it. Results are then expanded to the rows, so that losses see
-what they always see, and autograd adds up what rows share.
+after the same tokens is computed once, whichever rollout sampled it. Results are then expanded to the rows, so that
+losses see what they always see, and autograd adds up what rows share.
 
 The group is what stays together: in one micro-batch where the budget allows, and on one rank. Rows of different groups
 share too, by chance, where they meet in a micro-batch and begin alike, as with a common system prompt.

@@ -64,7 +64,7 @@ def stage_state(
     rank: int,
     world_size: int,
 ) -> Staged:
-    """The current state, copied into `buffers`, so that training can go on."""
+    """The current state, copied into `buffers`, so that training can continue."""
     tensors = buffers.copies(_tensors(model) | _optimizer_tensors(model, optimizer))
     own = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
     return Staged(tensors=tensors, own=own, rank=rank)
@@ -103,7 +103,7 @@ def load_state(
 ) -> Progress:
     """Read everything back in place. The optimiser's options stay those of this run. All ranks call it.
 
-    If another number of ranks wrote it, random numbers begin anew from (seed, step, rank). Raises `CheckpointError`,
+    If another number of ranks wrote it, random numbers begin again from (seed, step, rank). Raises `CheckpointError`,
     the same on all ranks.
     """
     problem, tensors, own = "", {}, {}
@@ -122,7 +122,7 @@ def load_state(
         seed_rng(f"{seed}:{progress.step}:{rank}")
         logger.info(
             "%s was written by %d policy ranks, now there are %d: weights and optimiser are the same, random numbers "
-            "begin anew from seed %d, step %d and rank",
+            "begin again from seed %d, step %d and rank",
             folder,
             own["world_size"],
             world_size,

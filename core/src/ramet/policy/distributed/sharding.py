@@ -65,7 +65,7 @@ def mesh_of_ranks(device: torch.device, replicas: int) -> DeviceMesh:
     if replicas == 1:
         return init_device_mesh(device.type, (size,))
     ranks = torch.arange(size).view(replicas, -1)
-    groups = list(replica_groups(replicas))  # torch's own would wait longer than `join_ranks` was told
+    groups = list(replica_groups(replicas))  # torch's own would wait longer than `join_ranks` may
     return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=("replicate", "shard"))
 
 
@@ -82,7 +82,7 @@ def read_shards(
     """Give the parameters of `model` that are on the meta device memory on `device`, and this rank's part of the files.
 
     `root` is what was sharded. Values pass through `dtype`, the type that a model which is loaded whole has first.
-    Nobody ever holds more than one tensor's part beside the shards. What is not on the meta device stays as it is.
+    No rank ever holds more than one tensor's part beside the shards. What is not on the meta device stays as it is.
     """
     empty = {name for name, parameter in model.named_parameters() if parameter.is_meta}
 

@@ -151,8 +151,8 @@ def _shard(
 ) -> tuple[Tensor, Tensor, FullSequence]:
     """This rank's ids and positions `[B, ceil(S / U)]`, and what its attention must know of all of them.
 
-    Positions of the padding go on counting, so that it belongs to the end of a row's last sequence, where no token of a
-    sequence attends to it.
+    Positions of the padding continue the count, so that it belongs to the end of a row's last sequence, where no token
+    of a sequence attends to it.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     # Pad S to a multiple of U.

@@ -1,4 +1,4 @@
-"""What happens to one rollout, as the scheduler notes it, and as its branch policy is told."""
+"""What happens to one rollout, as the scheduler notes it, and as its branch policy receives it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def turn_ended(live: LiveRollout, turn: int, phase: Phase, *, summary: bool, ent
 
 
 def branch_event(event: RolloutEvent, live: LiveRollout) -> BranchEvent | None:
-    """What the policy is told; None where it has nothing to decide."""
+    """The event that the policy receives; None where it has nothing to decide."""
     match event.phase:
         case Phase.BEGIN:
             return AfterTool(rollout=live.key.path, turn=event.turn, calls=event.calls)

@@ -1,4 +1,4 @@
-"""The branch policy `stored_prefix`: a group goes on from where an earlier one of its task could turn out either way.
+"""The branch policy `stored_prefix`: a group continues from where an earlier one of its task could turn out either way.
 
 With the chosen probability all rollouts of a group start from one stored prefix, drawn evenly from the task's newest
 group whose rewards differed; otherwise, and while nothing is stored of the task, from the prompt. A group never mixes

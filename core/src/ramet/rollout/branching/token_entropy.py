@@ -2,11 +2,11 @@
 
 Some rollouts start from the prompt. Whenever a turn has ended, its sampled token with the highest entropy is looked up;
 if that is at least `min_entropy`, the rollout is forked there: the fork shares all tokens before it and samples this
-one anew. A rollout is forked at most `max_forks` times, so that the first to end do not use up the budget. What is left
-when everything has finished starts from the prompt.
+one again. A rollout is forked at most `max_forks` times, so that the first to end do not use up the budget. What is
+left when everything has finished starts from the prompt.
 
 TreeRL (arXiv 2506.11902, §3.2) forks at the most uncertain tokens of finished rollouts, APPO (arXiv 2606.12384) at any
-token; here it is decided turn by turn, while the rollout goes on.
+token; here it is decided turn by turn, while the rollout continues.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A turn samples until the closing tag of a tool or of the answer. The call is looked for only in what the policy sampled
 in this turn, so no example in the prompt and no tool result can ever be executed. What the model gets wrong (empty
-call, closing tag without an opening one, bad JSON) comes back to it as a result, and the rollout goes on.
+call, closing tag without an opening one, bad JSON) comes back to it as a result, and the rollout continues.
 
 A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the
-task's system message names and that this rollout does not have. The model is told so, and what it wrote is
+task's system message names and that this rollout does not have. The model is given a text on that, and what it wrote is
 trained as usual.
 
 Results are wrapped as the released ARPO wraps them: a space, `<result>`, newline, text, newline, `</result>`.
@@ -209,7 +209,7 @@ class Tags:
 
 
 def _call(generation: Generation, stops: _Stops, tools: Sequence[ToolSchema], turn: int) -> ToolCall:
-    """The call that ended a turn. One of a tool that there is not is for the core to answer, and to count.
+    """The call that ended a turn. The core answers and counts one of an unknown tool.
 
     Raises `ToolError` for what is not a call of its tool.
     """

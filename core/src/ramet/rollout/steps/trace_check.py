@@ -89,7 +89,7 @@ class _Scan:
             raise _FaultFound(f"<{self._tags.think}> is not closed")
 
     def _close(self, tag: re.Match[str]) -> int:
-        """A closing tag that is not the end of a call, an answer or a result. Returns where to go on."""
+        """A closing tag that is not the end of a call, an answer or a result. Returns where to continue."""
         if tag[2] == self._tags.think and not self.found.has_tags:
             self.found.unopened_think = True
         elif tag[2] != self._tags.think or not self._thinking:
@@ -98,7 +98,7 @@ class _Scan:
         return tag.end()
 
     def _open(self, tag: re.Match[str]) -> int:
-        """Returns where to go on."""
+        """Return where to continue."""
         name = tag[2]
         if name == self._tags.result:
             return self._result(tag)
@@ -136,7 +136,7 @@ class _Scan:
     def _result(self, tag: re.Match[str]) -> int:
         opening = tag[0]
         if re.compile(rf"\s*{re.escape(opening)}").match(self._text, tag.end()):
-            return tag.end()  # the policy wrote it, and what follows is what a rollout tells it then
+            return tag.end()  # the policy wrote it, and what follows is a rollout's reply to that
         before = tag.start()
         while before > 0 and self._text[before - 1].isspace():
             before -= 1

@@ -258,7 +258,7 @@ class _LastWords:
             data = os.read(self._reading, CHUNK)
         except BlockingIOError:
             return False
-        if not data:  # its end, of which the loop would tell again and again
+        if not data:  # its end, which the loop would report again and again
             self._loop.remove_reader(self._reading)
         self._said = (self._said + data)[-LAST_WORDS:]
         return bool(data)

@@ -323,7 +323,7 @@ class ToolRunner:
 
 
 def _json(metadata: object, name: str) -> Mapping[str, Any]:
-    """As the record on disk gives it back, and a copy, so that the tool may go on with its own."""
+    """Copy it as the record on disk gives it back, so that the tool may continue with its own."""
     problem = f"tool {name!r} returned metadata that is no JSON object"
     if not isinstance(metadata, Mapping):
         raise PluginError(f"{problem}: it is a {type(metadata).__name__}, not a mapping")

@@ -17,7 +17,7 @@ from ramet import InfraError
 
 LOST_HOSTS = 8  # in a row, before others are asked
 REMEMBERED = 4  # hosts that answered last
-NETWORK_DOWN_S = 30.0  # for how long nobody looks again
+NETWORK_DOWN_S = 30.0  # for how long it is not looked at again
 
 
 class NetworkHealth:

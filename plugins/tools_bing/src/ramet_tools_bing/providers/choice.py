@@ -1,4 +1,4 @@
-"""The provider that a configuration names, or all of them where recorded answers are replayed whoever gave them."""
+"""The provider that a configuration names, or all of them where recorded answers are replayed, of any provider."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _service(name: str, config: SearchConfig, country: str) -> SearchService:
 
 
 class StoredAnswers:
-    """`Provider` of a replay: an answer is found whichever of these has given it. Nobody is asked."""
+    """`Provider` of a replay: an answer is found whichever of these has given it. No server is asked."""
 
     name = STORED
     cached = True
