@@ -14,7 +14,7 @@ BranchPath = tuple[int, ...]  # branch path: (0,) is root "0", (0, 1) is its sec
 
 @dataclass(frozen=True, slots=True)
 class RolloutKey:
-    """One rollout's name, unique within a worker. `salt` separates training from evaluation; `path` is the branch path."""
+    """One rollout's name, unique within a worker. `salt`: training or evaluation; `path` is the branch path."""
 
     salt: str
     step: int

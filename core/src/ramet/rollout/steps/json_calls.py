@@ -97,7 +97,7 @@ def _between_tags(message: str) -> list[Found]:
 
 
 def _tagged(message: str, start: int) -> tuple[Found, int]:
-    """The call that begins at `start`, and where to continue. Its JSON says where it ends: a text in it may hold tags."""
+    """The call that begins at `start`, and its end. Its JSON says where it ends: a text in it may hold tags."""
     value, end = _decoded(message, start)
     close = message.find(CLOSING, start if isinstance(value, MalformedCall) else end)
     if isinstance(value, MalformedCall):
