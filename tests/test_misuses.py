@@ -30,7 +30,7 @@ from ramet.plugins.sources import core_source, module_source
 from ramet.policy.batching.rows import Row
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.testing import check_plugin, written_rollout
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 from ramet.train.groups import lag_metrics
 
 NOT_TOLD = {

@@ -41,10 +41,9 @@ from ramet.types import (
 from ramet_rewards.judge_prompts import PROMPTS, fill
 from ramet_tools_bing import SearchConfig, SearchTool
 from ramet_tools_bing.corpus import build_corpus
-from ramet_tools_bing.fetch.extraction import PageText
+from ramet_tools_bing.fetch.pages import PageText
 from ramet_tools_bing.fetch_tool import page_text
-from ramet_tools_bing.formats import default
-from ramet_tools_bing.results import SearchItem
+from ramet_tools_bing.results import SearchItem, default
 from ramet_tools_bing.summary import ENGLISH, QuotedPage, summary_request
 from ramet_tools_python import PythonConfig, PythonTool
 

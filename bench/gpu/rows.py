@@ -6,7 +6,7 @@ import numpy as np
 
 from ramet.engines.protocol import Completion
 from ramet.policy.batching.rows import Row
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 
 
 def random_rows(count: int, prompt: int, responses: list[int], vocab: int) -> list[Row]:

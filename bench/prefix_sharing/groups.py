@@ -9,7 +9,7 @@ import numpy as np
 
 from ramet.policy.batching.rows import Ids, Row, rows_of
 from ramet.rollout.record import read_records
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 
 VOCABULARY = 512
 SPREAD = 0.3  # responses are so much shorter or longer than the mean

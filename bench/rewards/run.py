@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import measured, print_table, shown, spread, write_results
 
 from ramet import Rollout, Task, user_prompt
-from ramet.testing.rollouts import written_rollout
+from ramet.testing.doubles import written_rollout
 from ramet_rewards.config import MathConfig, QaConfig
 from ramet_rewards.math import MathReward
 from ramet_rewards.qa import f1

@@ -28,8 +28,7 @@ from kind import QuickstartKind
 
 from ramet import Benchmark, Task, user_prompt
 from ramet_tools_bing.corpus_commands import corpus
-from ramet_tools_bing.formats import default
-from ramet_tools_bing.results import SearchItem
+from ramet_tools_bing.results import SearchItem, default
 
 CONSONANTS, VOWELS = "BDFGKLMNRSTV", "AEIOU"
 PEOPLE = 2000

@@ -10,7 +10,7 @@ import pytest
 from ramet.check.agreement import DEFAULTS, Agreement, Statistic, Threshold, Token, compare
 from ramet.config.schema import Dtype
 from ramet.policy.batching.rows import Floats, Row
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 
 
 def floats(*values: float) -> Floats:

@@ -14,7 +14,7 @@ import pytest
 import ramet.plugins.sources
 from ramet import ConfigError, Register, Reward, Task, hookimpl, per_rollout, reward_named, user_prompt
 from ramet.plugins import Plugins, load_plugins
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 
 
 class Side(enum.StrEnum):

@@ -55,7 +55,7 @@ from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 from ramet.types import Need
 
 MakeInputs = Callable[..., Inputs]

@@ -37,7 +37,7 @@ from ramet.policy.distributed.sharding import add_up_over_replicas, mesh_of_rank
 from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import blocks_of
 from ramet.policy.shared_attention import install_shared_attention
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 
 MakeInputs = Callable[..., Inputs]
 

@@ -28,7 +28,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.policy.batching.rows import Row
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 from ramet.types import Fault, Origin, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
 
 VOCABULARY = 256

@@ -15,7 +15,7 @@ import pytest
 
 from ramet.data.sampler import Sampler
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream, surely_left_out
 from ramet.train.step_rollouts import DataPosition, PlayedStep
 from ramet.types import Group, Task, user_prompt

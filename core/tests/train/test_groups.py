@@ -21,7 +21,7 @@ from ramet.rollout.scoring import (
     check_failures,
     n_unjudged,
 )
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 from ramet.train.groups import (
     check_groups,
     check_infrastructure,

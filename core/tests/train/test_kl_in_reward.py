@@ -26,7 +26,7 @@ from ramet.algorithms.advantages.treerl import TreeRl
 from ramet.algorithms.kl_control import kl_penalty
 from ramet.config.schema import KlEstimator
 from ramet.policy.batching.rows import Row
-from ramet.testing.rows import root_row
+from ramet.testing.batches import root_row
 from ramet.train.learning import estimate
 
 WORDS, COEF = 5, 0.01

@@ -21,7 +21,7 @@ from ramet.errors import PluginError
 from ramet.policy.batching.rows import rows_of
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 from ramet.train.learning import estimate
 from ramet.types import (
     AdvantageInputs,

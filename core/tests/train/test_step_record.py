@@ -17,7 +17,7 @@ from ramet.config.schema import Config
 from ramet.errors import InfraError
 from ramet.rollout.record import read_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 from ramet.train.groups import StepClock
 from ramet.train.learning import Learner
 from ramet.train.preemption import Preemption

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ramet.data.sampler import Sampler
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 from ramet.train.groups import gives_signal
 from ramet.train.step_rollouts import DataPosition, StepwiseRollouts
 from ramet.types import Task, user_prompt

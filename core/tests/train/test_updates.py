@@ -18,7 +18,7 @@ from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import CriticSpec
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.testing.rollouts import answered_rollout
+from ramet.testing.doubles import answered_rollout
 from ramet.train.groups import StepClock
 from ramet.train.learning import Learner
 from ramet.train.preemption import Preemption

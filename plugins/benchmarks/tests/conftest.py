@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramet import Task
-from ramet.testing.rollouts import written_rollout
+from ramet.testing.doubles import written_rollout
 
 
 async def _score_all(benchmark: Any, answers: Sequence[tuple[Task, str | None]]) -> list[dict[str, float]]:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ramet_benchmarks.shuffle import shuffled
+from ramet_benchmarks.arithmetic import shuffled
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 100, 1000, 4097])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramet import Rollout, StopReason, Task, user_prompt
-from ramet.testing.rollouts import written_rollout
+from ramet.testing.doubles import written_rollout
 
 
 class Write:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ramet import CallStatus, Rollout, Task, ToolRecord, user_prompt
+from ramet.testing.doubles import written_rollout
 from ramet.testing.reward import check_reward
-from ramet.testing.rollouts import written_rollout
 from ramet_rewards.config import LengthConfig, RepetitionConfig, ToolCostConfig
 from ramet_rewards.length import make as length
 from ramet_rewards.repetition import make as repetition

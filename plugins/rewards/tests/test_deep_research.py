@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ramet import CallStatus, ConfigError, Rollout, StopReason, Task, ToolRecord, user_prompt
+from ramet.testing.doubles import written_rollout
 from ramet.testing.reward import check_reward
-from ramet.testing.rollouts import written_rollout
 from ramet_rewards.config import (
     AccuracyConfig,
     DeepResearchConfig,

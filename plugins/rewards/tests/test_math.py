@@ -17,10 +17,9 @@ import pytest
 from ramet import ConfigError, Score, Task, reward_named, user_prompt
 from ramet.helpers import ProcessLost, ProcessPool
 from ramet.testing.reward import check_reward
-from ramet_rewards import cpu_budget
-from ramet_rewards.comparison import MathComparer, Verdict
+from ramet_rewards import comparison
+from ramet_rewards.comparison import CpuBudget, MathComparer, Verdict
 from ramet_rewards.config import MathConfig
-from ramet_rewards.cpu_budget import CpuBudget
 from ramet_rewards.math import MathReward
 
 HANGS = "10^{10^{10^{10}}} + \\sqrt{2}"  # evaluating it never ends
@@ -158,7 +157,7 @@ def test_a_batch_of_answers_that_are_never_computed_to_an_end_costs_its_budget_a
 
 def test_the_budget_of_expensive_answers_fills_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: now[0])
     budget = CpuBudget(timeout_s=5.0, budget_s=10.0)
     budget.spend(5.0)
     assert budget.allowed_s() == 5.0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ramet import Rollout, Task, user_prompt
+from ramet.testing.doubles import written_rollout
 from ramet.testing.reward import check_reward
-from ramet.testing.rollouts import written_rollout
 from ramet_rewards.config import OverlongConfig
 from ramet_rewards.overlong import make
 

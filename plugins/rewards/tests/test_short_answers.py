@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError, Rollout, Task, user_prompt
+from ramet.testing.doubles import written_rollout
 from ramet.testing.reward import TASKS, check_reward
-from ramet.testing.rollouts import written_rollout
 from ramet_rewards.config import (
     Gsm8kMethod,
     Gsm8kRewardConfig,

@@ -11,7 +11,7 @@ from ramet import ConfigError, InfraError
 from ramet_tools_bing import SearchTool
 from ramet_tools_bing.cache_disk import open_disk
 from ramet_tools_bing.cache_entries import entries
-from ramet_tools_bing.formats import NOTHING
+from ramet_tools_bing.results import NOTHING
 
 GOOD = "[1] q 1\nhttps://example.org/1\nabout q, 1\n\n[2] q 2\nhttps://example.org/2\nabout q, 2"
 WHO = "brightdata (zone serp_api1)"

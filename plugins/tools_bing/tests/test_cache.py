@@ -20,10 +20,9 @@ from ramet_tools_bing.cache_commands import cache as cache_command
 from ramet_tools_bing.cache_disk import FORMAT_KEY, ForeignKey, JSONTextDisk, open_disk
 from ramet_tools_bing.config import KEYS, CacheConfig, SearchConfig
 from ramet_tools_bing.corpus_commands import corpus as corpus_command
-from ramet_tools_bing.formats import NOT_STORED
 from ramet_tools_bing.providers.choice import build_provider
 from ramet_tools_bing.queries import cache_key, imported_key
-from ramet_tools_bing.results import SearchItem, SearchResult
+from ramet_tools_bing.results import NOT_STORED, SearchItem, SearchResult
 
 
 class Planted:

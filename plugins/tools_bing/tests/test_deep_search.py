@@ -15,10 +15,9 @@ from aiohttp import web
 from ramet import InfraError, OpenAIOptions, Task, ToolCall, user_prompt
 from ramet_tools_bing import DeepSearchConfig, DeepSearchTool
 from ramet_tools_bing.corpus import build_corpus
+from ramet_tools_bing.deep_search import best_passage
 from ramet_tools_bing.fetch.pages import PageReader
-from ramet_tools_bing.formats import NOT_STORED, NOTHING
-from ramet_tools_bing.passages import best_passage
-from ramet_tools_bing.results import SearchItem
+from ramet_tools_bing.results import NOT_STORED, NOTHING, SearchItem
 from ramet_tools_bing.summary import CHINESE, ENGLISH, QuotedPage, quoted, read_summary
 
 SAID = "<think>hm</think>Let me see.\n**Final Information**\n```It was built in 1908.```"

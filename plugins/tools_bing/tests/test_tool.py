@@ -19,9 +19,8 @@ from ramet_tools_bing import DeepSearchConfig, PageConfig, SearchConfig, SearchT
 from ramet_tools_bing.cache_commands import cache
 from ramet_tools_bing.config import deep_problems, page_problems, search_problems
 from ramet_tools_bing.corpus import build_corpus
-from ramet_tools_bing.formats import NOTHING, default, release
 from ramet_tools_bing.providers.brightdata import BrightData
-from ramet_tools_bing.results import SearchItem
+from ramet_tools_bing.results import NOTHING, SearchItem, default, release
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "search_cache.json"
 GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden" / "values" / "tools.jsonl"

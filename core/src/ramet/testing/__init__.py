@@ -22,14 +22,13 @@ if TYPE_CHECKING:
         echo_tool,
         local_services,
         tiny_encoder,
+        written_rollout,
     )
     from ramet.testing.openai_server import OpenAIServer, RawReply
-    from ramet.testing.plugin import check_plugin
+    from ramet.testing.plugin import check_plugin, registered
     from ramet.testing.policy_loss import check_policy_loss
-    from ramet.testing.registration import registered
     from ramet.testing.reward import check_reward
     from ramet.testing.rollout_step import check_rollout_step
-    from ramet.testing.rollouts import written_rollout
     from ramet.testing.scripted_context import ScriptedContext, scripted_generate
     from ramet.testing.tool import check_tool, check_tool_set
 
@@ -52,12 +51,12 @@ _HOMES = {
     "check_tool_set": "tool",
     "echo_tool": "doubles",
     "local_services": "doubles",
-    "registered": "registration",
+    "registered": "plugin",
     "scripted_generate": "scripted_context",
     "tiny_batch": "batches",
     "tiny_loss_batch": "batches",
     "tiny_encoder": "doubles",
-    "written_rollout": "rollouts",
+    "written_rollout": "doubles",
 }
 
 __all__ = [

@@ -13,8 +13,8 @@ from ramet.plugins.component_checks import info_problems
 from ramet.plugins.output_checks import metrics_problem
 from ramet.plugins.plugin_code import defined_at
 from ramet.testing.checked import checked, crash
+from ramet.testing.doubles import answered_rollout, empty_rollout
 from ramet.testing.expect import expect, expect_async
-from ramet.testing.rollouts import answered_rollout, empty_rollout
 from ramet.types import Benchmark, BenchmarkInfo, Rollout, Task
 
 LIMIT = 8

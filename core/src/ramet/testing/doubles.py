@@ -1,4 +1,5 @@
-"""Doubles for tests: an engine and a branch policy that answer from a script, and a tool that misbehaves on demand.
+"""Doubles for tests: an engine and a branch policy that answer from a script, a tool that misbehaves on demand, and
+finished rollouts written by hand (no tokenizer: one token per byte).
 
 They keep the contract of what they replace: token ids from the real encoder, stop strings, limits, reports, aborts.
 torch and transformers are imported only inside `tiny_encoder`.
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ramet.models.encoder import Encoder
+
+from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,3 +287,44 @@ def tiny_encoder() -> Encoder:
     from ramet.models.tiny import make_tokenizer
 
     return Encoder(make_tokenizer())
+
+
+def written_rollout(
+    task: Task, turns: Sequence[str], *, results: Sequence[str] = (), answer: str | None = None, id: str = "0"
+) -> Rollout:
+    """A rollout whose policy wrote `turns`; `results[i]` is what was inserted after turn i."""
+    segments = [_inserted(SegmentKind.PROMPT, 0, task.question)]
+    for turn, text in enumerate(turns):
+        segments.append(_sampled(turn, text))
+        if turn < len(results):
+            segments.append(_inserted(SegmentKind.RESULT, turn, results[turn]))
+    stop = StopReason.END if answer is None else StopReason.ANSWER
+    return Rollout(id=id, task=task, segments=tuple(segments), stop=stop, answer=answer)
+
+
+def answered_rollout(task: Task, answer: str) -> Rollout:
+    """A rollout that gives `answer` in the usual tags and as its final answer."""
+    return written_rollout(task, [f"<think>I know it.</think><answer>{answer}</answer>"], answer=answer)
+
+
+def empty_rollout(task: Task) -> Rollout:
+    """A rollout whose policy ended its turn without writing anything."""
+    return written_rollout(task, [""])
+
+
+def _sampled(turn: int, text: str) -> Segment:
+    ids = array("i", list(text.encode()))
+    return Segment(
+        origin=Origin.SAMPLED,
+        kind=SegmentKind.TURN,
+        turn=turn,
+        text=text,
+        token_ids=ids,
+        logprobs=array("f", [-0.5] * len(ids)),
+        entropies=array("f", [0.5] * len(ids)),
+        policy_version=0,
+    )
+
+
+def _inserted(kind: SegmentKind, turn: int, text: str) -> Segment:
+    return Segment(origin=Origin.INSERTED, kind=kind, turn=turn, text=text, token_ids=array("i", list(text.encode())))

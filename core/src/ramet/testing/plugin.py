@@ -1,16 +1,17 @@
-"""Check of a whole plugin: everything that it registers is built and checked."""
+"""Check of a whole plugin: everything that it registers is built and checked. And a component without a plugin."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.config.catalog import first_line, typed_options, unusable_options
-from ramet.errors import PluginError
+from ramet.errors import ConfigError, PluginError
 from ramet.plugins import Plugins, load_plugins
 from ramet.plugins.component_checks import is_tool_set
-from ramet.plugins.registry import Entry
+from ramet.plugins.registry import Entry, Registry
 from ramet.testing.checked import LIMIT_S, time_limit
 
 # Kind of registry -> module of this package that holds its check, `check_<module>`.
@@ -132,3 +133,38 @@ def load_check(kind: str, name: str | None = None) -> Callable[..., None]:
     module = CHECKS[kind]
     check: Callable[..., None] = getattr(importlib.import_module(f"ramet.testing.{module}"), name or f"check_{module}")
     return check
+
+
+@contextlib.contextmanager
+def registered(
+    kind: str,
+    name: str,
+    factory: Callable[..., Any] | str,
+    *,
+    config: type[Any] | None = None,
+    distribution: str = "test",
+) -> Iterator[None]:
+    """Offer what `factory` makes as the `name` of this kind until the block ends.
+
+    `kind` is as `ramet plugins` prints it ("tools", "branch_policy"); `factory` and `config` are what a hook's
+    `register` takes; messages name the package `distribution`. A component that is installed under this name is
+    replaced for the time of the block. Raises `ConfigError` for an unknown kind, `PluginError` for what `register`
+    refuses.
+    """
+    kinds: dict[str, Registry[Any]] = {registry.group: registry for _, registry in load_plugins().registries}
+    if kind not in kinds:
+        raise ConfigError(f"kind: {kind!r}; allowed: {', '.join(kinds)}")
+    registry = kinds[kind]
+    entry: Entry[Any] = Entry(
+        kind=registry.kind, name=name, factory=factory, config=config, plugin="test", distribution=distribution
+    )
+    registry.check(entry)
+    before = registry._entries.get(name)
+    registry._entries[name] = entry
+    try:
+        yield
+    finally:
+        if before is None:
+            del registry._entries[name]
+        else:
+            registry._entries[name] = before

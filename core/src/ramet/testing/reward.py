@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from ramet.plugins.output_checks import score_problem, scores_problem
 from ramet.testing.checked import checked, crash
-from ramet.testing.doubles import local_services
+from ramet.testing.doubles import answered_rollout, empty_rollout, local_services, written_rollout
 from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call, expect_none
-from ramet.testing.rollouts import answered_rollout, empty_rollout, written_rollout
 from ramet.types import Reward, Rollout, Score, Task, user_prompt
 
 TASKS = (

@@ -14,8 +14,17 @@ from ramet.plugins.component_checks import misfits
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import checked
 from ramet.testing.doubles import echo_tool
-from ramet.testing.expect import EventLoopCheck, expect, expect_async_call
-from ramet.testing.forks import FORK, ORIGINAL, expect_exercised, expect_independent, first_difference, orders
+from ramet.testing.expect import (
+    FORK,
+    ORIGINAL,
+    EventLoopCheck,
+    expect,
+    expect_async_call,
+    expect_exercised,
+    expect_independent,
+    first_difference,
+    orders,
+)
 from ramet.testing.scripted_context import ScriptedContext
 from ramet.testing.step_play import (
     MAX_TURNS,

@@ -15,8 +15,7 @@ from ramet.rollout.stateful import is_stateful
 from ramet.rollout.turn import CallLimit
 from ramet.testing.checked import crash
 from ramet.testing.doubles import echo_tool
-from ramet.testing.expect import expect, expect_none
-from ramet.testing.forks import expect_copy
+from ramet.testing.expect import expect, expect_copy, expect_none
 from ramet.testing.scripted_context import ScriptedContext
 from ramet.types import (
     Generation,

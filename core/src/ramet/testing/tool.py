@@ -15,8 +15,18 @@ from ramet.plugins.output_checks import tool_problem
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import checked, crash, progress
 from ramet.testing.doubles import local_services
-from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call
-from ramet.testing.forks import FORK, ORIGINAL, expect_copy, expect_exercised, expect_independent, orders
+from ramet.testing.expect import (
+    FORK,
+    ORIGINAL,
+    EventLoopCheck,
+    expect,
+    expect_async,
+    expect_async_call,
+    expect_copy,
+    expect_exercised,
+    expect_independent,
+    orders,
+)
 from ramet.testing.step_play import SEED, TASK
 from ramet.types import Services, Tool, ToolCall, ToolSchema, ToolSet
 

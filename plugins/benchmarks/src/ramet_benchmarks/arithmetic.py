@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from ramet import BenchmarkInfo, ConfigError, Rollout, Task, user_prompt
 from ramet_benchmarks.answers import integer
 from ramet_benchmarks.config import ArithmeticConfig
-from ramet_benchmarks.shuffle import mix, shuffled
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -21,6 +20,8 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
     "%": operator.mod,
 }
 COMMUTATIVE = frozenset("+*")
+_MASK = (1 << 64) - 1
+_ROUNDS = 4
 
 
 class Arithmetic:
@@ -95,3 +96,37 @@ def _check(config: ArithmeticConfig) -> None:
         problems.append(f"prompt is {config.prompt!r}; allowed: a text that holds {{problem}}")
     if problems:
         raise ConfigError("\n".join(f"benchmarks.arithmetic.params.{problem}" for problem in problems))
+
+
+def shuffled(n: int, seed: int) -> Iterator[int]:
+    """Yield every number of 0..n-1 exactly once, in an order that only n and the seed decide.
+
+    A Feistel network permutes the numbers below a power of four, and what falls outside is permuted until it falls
+    inside: that needs no memory, so a space of billions can be split too.
+    """
+    half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
+    keys = [mix(seed, round) for round in range(_ROUNDS)]
+    for number in range(n):
+        index = _permute(number, half_bits, keys)
+        while index >= n:
+            index = _permute(index, half_bits, keys)
+        yield index
+
+
+def mix(*numbers: int) -> int:
+    """Return 64 well-mixed bits of some integers (the finaliser of SplitMix64, applied in turn)."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+def _permute(number: int, half_bits: int, keys: list[int]) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = number >> half_bits, number & mask
+    for key in keys:
+        left, right = right, left ^ (mix(key, right) & mask)
+    return left << half_bits | right

@@ -7,6 +7,8 @@ wrong, and counted. Only what the host did (a process killed or starved) is not 
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -16,13 +18,14 @@ from ramet.helpers import ProcessLost, ProcessPool
 from ramet_rewards.bounds import refused
 from ramet_rewards.boxed import final
 from ramet_rewards.config import MathConfig
-from ramet_rewards.cpu_budget import CpuBudget
 from ramet_rewards.equality import is_term, number, plain_fraction, plainly_equal, same_number
 
 PREPARE_S = 120.0  # wall time for the gold answers of a task
 PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
 GRACE_S = 2.0  # on top of it
 MOST_CHARS = 100_000  # of a final answer: a longer one is looked at no further
+SHORT_S = 0.25  # of CPU time
+REFILL = 0.1  # seconds of CPU time for each second that passes
 
 
 class Verdict(StrEnum):
@@ -118,3 +121,33 @@ def gold_problem(task: Task) -> str | None:
 
 def _without_boxes(task: Task) -> list[str]:
     return [found for gold in task.answer if (found := final(gold))]
+
+
+class CpuBudget:
+    """CPU time that the next answer may have, so that answers which use all of theirs cost minutes and not hours.
+
+    One formula can keep a computer algebra system busy for ever, and a policy may find that in every rollout of a step.
+    Each of these answers is wrong: it is the model's doing, and "not judged" would be its way out of the training.
+    Where they are few, each has its full time. Once they have cost `budget_s`, an answer has `SHORT_S`, which is
+    several times what formulas take; one that needs longer is wrong then, without exception. The budget fills up again
+    with time. The methods may be called from any thread.
+    """
+
+    def __init__(self, timeout_s: float, budget_s: float) -> None:
+        self.timeout_s, self.budget_s = timeout_s, budget_s
+        self._spent_s = 0.0
+        self._since = time.monotonic()
+        self._lock = threading.Lock()
+
+    def allowed_s(self) -> float:
+        """Return the seconds of the answer that is computed next."""
+        with self._lock:
+            now = time.monotonic()
+            self._spent_s = max(0.0, self._spent_s - REFILL * (now - self._since))
+            self._since = now
+            return self.timeout_s if self._spent_s < self.budget_s else min(SHORT_S, self.timeout_s)
+
+    def spend(self, seconds: float) -> None:
+        """Count an answer that has used up what it was allowed."""
+        with self._lock:
+            self._spent_s += seconds

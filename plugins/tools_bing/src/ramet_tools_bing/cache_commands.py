@@ -22,9 +22,8 @@ from ramet_tools_bing.arguments import Arguments
 from ramet_tools_bing.cache_disk import ForeignKey, open_disk
 from ramet_tools_bing.cache_entries import DATABASE, entries, kind_of, put_all, read_entries, time_of
 from ramet_tools_bing.config import default_cache_folder
-from ramet_tools_bing.formats import default
 from ramet_tools_bing.queries import normalised
-from ramet_tools_bing.results import read_stored
+from ramet_tools_bing.results import default, read_stored
 
 
 def cache(arguments: Sequence[str]) -> int:

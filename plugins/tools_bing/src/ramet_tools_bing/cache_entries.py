@@ -18,9 +18,8 @@ import diskcache
 
 from ramet import ConfigError
 from ramet_tools_bing.cache_disk import FORMAT_KEY, open_disk
-from ramet_tools_bing.formats import NOTHING
 from ramet_tools_bing.queries import MOST_CHARS, imported_key, normalised
-from ramet_tools_bing.results import SearchItem, SearchResult, read_stored
+from ramet_tools_bing.results import NOTHING, SearchItem, SearchResult, read_stored
 
 DATABASE = "cache.db"
 LAST_TIME = 253402300800  # 1 January 10000: what is later is no time

@@ -18,8 +18,7 @@ from ramet_tools_bing.arguments import Arguments
 from ramet_tools_bing.cache_disk import open_disk
 from ramet_tools_bing.cache_entries import DATABASE, entries, kind_of, read_entries
 from ramet_tools_bing.corpus import build_corpus
-from ramet_tools_bing.formats import default
-from ramet_tools_bing.results import SearchItem, read_stored
+from ramet_tools_bing.results import SearchItem, default, read_stored
 
 MOST_PROBLEMS = 20  # that are printed
 TEXTS = ("text", "contents", "content", "passage")  # names of a passage's text in JSON lines

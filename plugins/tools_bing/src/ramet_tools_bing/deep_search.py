@@ -7,6 +7,7 @@ that cannot be read leaves its excerpt; without a model for summaries the passag
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, replace
 
@@ -14,10 +15,8 @@ from ramet import Services, ToolCall, ToolError, ToolResult
 from ramet.helpers import PerLoop
 from ramet_tools_bing.config import DeepSearchConfig, deep_problems, raise_problems
 from ramet_tools_bing.fetch.pages import PageReader
-from ramet_tools_bing.formats import NOT_STORED, NOTHING
-from ramet_tools_bing.passages import best_passage
 from ramet_tools_bing.queries import checked_query
-from ramet_tools_bing.results import SearchItem, SearchResult
+from ramet_tools_bing.results import NOT_STORED, NOTHING, SearchItem, SearchResult
 from ramet_tools_bing.service import NotStoredError
 from ramet_tools_bing.summary import QuotedPage, Summarizer
 from ramet_tools_bing.tool import DEADLINE_S, MARGIN_S, SCHEMA, SearchTool
@@ -27,6 +26,11 @@ DEEP_SCHEMA = replace(
     name="deep_search",
     description="Searches the web, reads the best pages, and returns what in them helps.",
 )
+
+LEAST_F1 = 0.2
+_SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+|\n|$)")
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W_]+")
+_TAG = re.compile(r"</?(?:b|strong|em)>", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -113,3 +117,30 @@ class DeepSearchTool:
 def _shown(number: int, page: QuotedPage) -> str:
     head = "\n".join(part for part in (f"[{number}] {page.title}".rstrip(), page.url) if part)
     return f"{head}\n{page.text}"
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words in lower case; characters of languages without blanks are words of their own."""
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def f1(first: frozenset[str], second: frozenset[str]) -> float:
+    common = len(first & second)
+    return 2 * common / (len(first) + len(second)) if common else 0.0
+
+
+def best_passage(page: str, excerpt: str, around_chars: int) -> str:
+    """Return the passage that the excerpt was taken from with what is around it, about `2 * around_chars` characters.
+
+    As in the evaluation of ARPO: the sentence whose words overlap most with the excerpt's (F1 of the two sets), if that
+    is more than a fifth, and so many characters before and after it; otherwise the beginning of the page.
+    """
+    target = words(_TAG.sub("", excerpt))
+    best, place = LEAST_F1, None
+    for found in _SENTENCE.finditer(page):
+        score = f1(words(found[0]), target) if found[0].strip() else 0.0
+        if score > best:
+            best, place = score, found.span()
+    if place is None:
+        return page[: 2 * around_chars]
+    return page[max(0, place[0] - around_chars) : place[1] + around_chars]

@@ -6,8 +6,7 @@ from ramet import ToolCall, ToolError, ToolResult, ToolSchema
 from ramet.helpers import PerLoop
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import PageConfig, page_problems, raise_problems
-from ramet_tools_bing.fetch.extraction import PageText
-from ramet_tools_bing.fetch.pages import PageReader
+from ramet_tools_bing.fetch.pages import PageReader, PageText
 from ramet_tools_bing.service import NotStoredError
 
 NOT_STORED = "This page was not recorded, and only recorded pages are answered here."

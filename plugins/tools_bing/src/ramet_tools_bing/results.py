@@ -1,10 +1,14 @@
-"""What a search returns, of any provider: items, and where and when they were found."""
+"""What a search returns, whichever provider answers, and how it becomes the text that the model reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+NOTHING = "No search results found."
+NOT_STORED = "This search was not recorded, and only recorded searches are answered here."
+_BLANKS = str.maketrans({"\n": " ", "\r": " ", "\t": " "})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class SearchResult:
     cached: bool = False
 
     def stored(self) -> dict[str, Any]:
-        """As the cache holds it."""
+        """Return the form that the cache holds."""
         return {
             "provider": self.provider,
             "fetched_at": self.fetched_at,
@@ -35,7 +39,7 @@ class SearchResult:
 
 
 def read_stored(value: object) -> SearchResult:
-    """A result of the cache. Raises `ValueError` if it is none."""
+    """Read a result of the cache. Raises `ValueError` for anything else."""
     if not isinstance(value, Mapping) or not isinstance(value.get("items"), list):
         raise ValueError("not a stored search result")
     fetched_at, provider = value.get("fetched_at"), value.get("provider")
@@ -51,3 +55,34 @@ def _read_item(value: object) -> SearchItem:
     if not all(isinstance(text, str) for text in value.values()):
         raise ValueError("a stored search result with an item that is no text")
     return SearchItem(**value)
+
+
+def release(items: Sequence[SearchItem], max_results: int, result_chars: int) -> str:
+    """Write what ARPO's released search tool writes: excerpts alone, without repetitions, each cut.
+
+    It shows neither title nor address, so a page cannot be named or fetched; `default` shows both.
+    """
+    texts = list(dict.fromkeys(text for item in items if (text := item.text.strip())))
+    lines = [f"Page {number}: {text[:result_chars]}" for number, text in enumerate(texts[:max_results], start=1)]
+    return "\n".join(lines) or NOTHING
+
+
+def default(items: Sequence[SearchItem], max_results: int, result_chars: int) -> str:
+    """Write a paragraph for each hit: number and title, address, excerpt; what a hit lacks is left out."""
+    seen: set[SearchItem] = set()
+    blocks: list[str] = []
+    for item in items:
+        if item in seen or not (item.title.strip() or item.text.strip()):
+            continue
+        seen.add(item)
+        blocks.append(_block(len(blocks) + 1, item, result_chars))
+    return "\n\n".join(blocks[:max_results]) or NOTHING
+
+
+def _block(number: int, item: SearchItem, result_chars: int) -> str:
+    title = item.title.strip().translate(_BLANKS)[:200]
+    lines = [title, item.url.translate(_BLANKS)[:500], item.text.strip()[:result_chars]]
+    return f"[{number}] " + "\n".join(line for line in lines if line)
+
+
+FORMATS: dict[str, Callable[[Sequence[SearchItem], int, int], str]] = {"default": default, "release": release}

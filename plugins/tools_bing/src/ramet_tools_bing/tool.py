@@ -11,11 +11,10 @@ from ramet import ConfigError, InfraError, Limiter, Services, ToolCall, ToolErro
 from ramet.helpers import PerLoop
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import KEYS, STORED, SearchConfig, chosen_provider, raise_problems, search_problems
-from ramet_tools_bing.formats import FORMATS, NOT_STORED
 from ramet_tools_bing.providers.choice import build_provider
 from ramet_tools_bing.providers.offline import OfflineCorpus
 from ramet_tools_bing.queries import checked_query
-from ramet_tools_bing.results import SearchResult
+from ramet_tools_bing.results import FORMATS, NOT_STORED, SearchResult
 from ramet_tools_bing.service import NotStoredError, SearchClient
 
 logger = logging.getLogger("ramet.tools.search")  # among Ramet's own, so that who answers is shown at the start

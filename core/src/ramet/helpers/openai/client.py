@@ -6,11 +6,13 @@ What fails is ours (`InfraError`): the caller masks its rollout or leaves its an
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,7 @@ from ramet.helpers.http import HttpClient, HttpFailure
 from ramet.helpers.openai.cache import ReplyCache, request_key
 from ramet.helpers.openai.exchanges import answered, is_replaying
 from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
-from ramet.helpers.openai.responses import chat_reply, check_shape, has_text, text_of, tokens
-from ramet.helpers.openai.servers import Server, Servers
+from ramet.helpers.openai.responses import chat_reply, has_text, text_of, tokens
 from ramet.helpers.per_loop import PerLoop
 from ramet.plugins.instance_keys import instance_key
 from ramet.types import Limiter, Message, Services
@@ -181,7 +182,9 @@ class OpenAIClient:
             server = self._servers.choose(affinity, tried)
             try:
                 reply = await self._attempt(server, path, body)
-                check_shape(path, without_password(server.url + path), reply)
+                if not has_text(path, reply):  # as good as none
+                    who = without_password(server.url + path)
+                    raise HttpFailure(f"{who}: the reply has no choices[0].message.content")
             except HttpFailure as error:
                 last.append(str(error))
                 if error.status in REFUSED:
@@ -302,7 +305,7 @@ class _Connections(HttpClient):
 
 
 def without_password(url: str) -> str:
-    """As it is shown: without a name and a password in it."""
+    """Return an address as messages show it: without a name and a password in it."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -313,3 +316,48 @@ def _is_this_machine(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+MAX_REST_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """`url` is the base. A server that failed rests: twice as long each time, until it answers again."""
+
+    url: str
+    in_flight: int = 0
+    failures: int = 0  # in a row
+    resting_until: float = 0.0  # of the monotonic clock
+
+    def answered(self) -> None:
+        self.failures, self.resting_until = 0, 0.0
+
+    def failed(self) -> None:
+        self.resting_until = time.monotonic() + min(0.5 * 2**self.failures, MAX_REST_S)
+        self.failures = min(self.failures + 1, 16)
+
+
+class Servers:
+    """Chooses which of several servers gets a request."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.all = [Server(url) for url in urls]
+
+    def choose(self, affinity: str = "", tried: Collection[Server] = ()) -> Server:
+        """Return a server that neither rests nor was tried; if there is none, the one that will have rested first.
+
+        Requests of one `affinity` go to one server while it works (rendezvous hashing, so that others keep theirs when
+        a server is lost); without it, to the least busy one.
+        """
+        now = time.monotonic()
+        ready = [one for one in self.all if one.resting_until <= now and one not in tried]
+        if not ready:
+            return min((one for one in self.all if one not in tried), key=_rest, default=min(self.all, key=_rest))
+        if affinity and len(ready) > 1:
+            return max(ready, key=lambda one: hashlib.sha256(f"{affinity}\n{one.url}".encode()).digest())
+        return min(ready, key=lambda one: one.in_flight)
+
+
+def _rest(server: Server) -> float:
+    return server.resting_until

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ramet.helpers.http import HttpFailure
 from ramet.helpers.openai.options import ChatReply
 
 MOST_TOKENS = 1 << 53  # that are counted: a server can say any number
@@ -17,12 +16,6 @@ def has_text(path: str, reply: Any) -> bool:
         return path != "/chat/completions" or text_of(reply) is not None
     except (KeyError, IndexError, TypeError):
         return False
-
-
-def check_shape(path: str, who: str, reply: Mapping[str, Any]) -> None:
-    """A reply without its text is as good as none. Raises `HttpFailure`."""
-    if not has_text(path, reply):
-        raise HttpFailure(f"{who}: the reply has no choices[0].message.content")
 
 
 def text_of(reply: Mapping[str, Any]) -> str:
