@@ -1,4 +1,4 @@
-"""How much less certain a policy became: the change of entropy of ARPO (arXiv 2507.19849, §3.1)."""
+"""The change of entropy of ARPO, which says how much less certain a policy became (arXiv 2507.19849, §3.1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class EntropyScale(StrEnum):
-    """How the entropy change of k tokens becomes one number. V is the size of the vocabulary.
+    """The way in which the entropy change of k tokens becomes one number. V is the size of the vocabulary.
 
     The ARPO paper writes `sum_vocab`. It makes the change so small (about 1e-5) that only its sign matters;
     `sum_ln_vocab` is the scale of the code that was released with it.

@@ -46,7 +46,7 @@ class ProcessLost(Exception):
 
 
 class ProcessPool:
-    """At most `size` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed, replaced when they ended.
+    """Up to `size` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed, replaced when they ended.
 
     `deadline_s` is wall time. A module that calls `Caller.prepared` has `prepare_s` until then, and `deadline_s` from
     then on. `environment`: of the processes; None: this process's. A process is replaced after `most_requests`.
@@ -104,7 +104,7 @@ class ProcessPool:
                 call.process.kill()
 
     def _answer(self, call: _PoolCall, request: Mapping[str, Any], allowance: Allowance) -> Any:
-        """In a thread of the pool."""
+        """Run one request in a thread of the pool."""
         process = self._process_for(call)
         try:
             process.wait_ready()
@@ -187,7 +187,10 @@ class _Process:
             raise InfraError(f"the process {self._module} cannot work: {said}")
 
     def ask(self, request: Mapping[str, Any], prepare_s: float | None, deadline_s: float) -> Any:
-        """Raises OSError, EOFError or ValueError without a result; then `was_ended_by_its_work` says why."""
+        """Return the reply.
+
+        Raises OSError, EOFError or ValueError without one; then `was_ended_by_its_work` says why.
+        """
         self.n_requests += 1
         self.is_free = self._is_prepared = False
         ends_at = time.monotonic() + (deadline_s if prepare_s is None else prepare_s)
@@ -262,7 +265,7 @@ class Caller:
             yield json.loads(line)
 
     def end_with(self) -> None:
-        """From now on kill this process, and what it has started, as soon as the other end is closed, however that
+        """Kill this process, and what it has started, as soon as the other end is closed, however that
         happened, also in the middle of its work.
         """
         hung_up = select.poll()

@@ -17,7 +17,10 @@ class _Execution(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """For one event loop. An execution belongs to no caller: it ends early only when all of them are gone."""
+    """Executions of one event loop, by key.
+
+    An execution belongs to no caller: it ends early only when all of them are gone.
+    """
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Execution[T]] = {}

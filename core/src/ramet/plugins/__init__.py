@@ -83,7 +83,7 @@ class Plugins:
 
     @property
     def absent(self) -> str:
-        """Why a name may be missing, for the end of a message: sentences, or nothing."""
+        """The reasons why a name may be missing, for the end of a message: sentences, or nothing."""
         return "".join(f". {reason}" for reason in (_failed_text(self.infos), _blocked_text()) if reason)
 
     def get(self, kind: str, name: str) -> Entry[Any]:

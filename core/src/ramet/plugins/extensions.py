@@ -45,13 +45,13 @@ class ExtensionEntry:
 
 
 def extensions(group: str) -> list[ExtensionEntry]:
-    """Everything that is installed in this group, by name."""
+    """Return everything that is installed in this group, by name."""
     found = [ExtensionEntry(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
     return sorted(found, key=lambda one: (one.name, one.distribution))
 
 
 def package_folders(package: str) -> list[Path]:
-    """Where a package of presets has its files; nothing is imported but its parents. Empty if it is not there."""
+    """Return the folders of a package of presets; empty without the package. Nothing is imported but its parents."""
     try:
         spec = find_spec(package)
     except Exception:  # a broken plugin is listed with its reason, and its presets are part of it
@@ -60,7 +60,7 @@ def package_folders(package: str) -> list[Path]:
 
 
 def extension(group: str, name: str, own: Collection[str]) -> ExtensionEntry:
-    """The one of this name, which is none of the core's `own`.
+    """Return the entry of this name, which is none of the core's `own`.
 
     Raises `ConfigError` if there is none, with what there is, and `PluginError` if several packages offer it.
     """

@@ -20,7 +20,7 @@ _open: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("instances", default
 
 @contextmanager
 def instance_of(declared: str, key: str) -> Iterator[None]:
-    """In the block, what begins with the key `declared` (`rewards.llm_judge`) begins with `key` (`rewards.second`).
+    """Name by `key` (`rewards.second`) what begins with the key `declared` (`rewards.llm_judge`), in the block.
 
     Raises what the block raises; the text of a `ConfigError` is changed, its type, cause and traceback are not.
     """
@@ -38,7 +38,7 @@ def instance_of(declared: str, key: str) -> Iterator[None]:
 
 
 def instance_key(declared: str) -> str:
-    """The key of what is being built, for `declared`, a key as its plugin knows it."""
+    """Return the key of what is being built, for `declared`, a key as its plugin knows it."""
     for pair in reversed(_open.get()):
         declared = renamed(declared, *pair)
     return declared
@@ -51,5 +51,5 @@ def _rename(error: ConfigError, declared: str, key: str) -> None:
 
 
 def renamed(text: str, declared: str, key: str) -> str:
-    """`text` with `key` wherever it has the key `declared`, or one that begins with it."""
+    """Return `text` with `key` wherever it has the key `declared`, or one that begins with it."""
     return re.sub(rf"(?<![\w.]){re.escape(declared)}(?![\w])", lambda _: key, text)

@@ -63,7 +63,7 @@ def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
 
 
 def absent_hint(error: BaseException, batch: AdvantageInputs | LossInputs) -> str:
-    """Which fields are None, if that may be why an algorithm raised."""
+    """Return the fields that are None, if that may be why an algorithm raised."""
     absent = [field.name for field in fields(batch) if getattr(batch, field.name) is None]
     if "None" not in str(error) or not absent:
         return ""
@@ -221,7 +221,7 @@ def _number_problem(value: object, of: str) -> str | None:
 
 
 def as_number(value: object) -> float | None:
-    """As a float, if it is a number, finite or not. Takes the scalars of numpy and torch."""
+    """Return a number, finite or not, as a float. Takes the scalars of numpy and torch."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which line of a plugin's own code an error or a component comes from, for messages.
+"""The line of a plugin's own code that an error or a component comes from, for messages.
 
 Lines are `package/module.py:12`, relative to the folder that holds the package: where it is installed says nothing to
 a reader who fixes it. Lines of the core, of the standard library and of what calls plugins for the core are never
@@ -28,7 +28,7 @@ CODE = frozenset({".py", ".so"})  # what is hashed of a package
 
 
 def raised_at(error: BaseException) -> str:
-    """` (package/module.py:12)`, the innermost line of plugin code that the error passed; nothing if it passed none."""
+    """Return ` (package/module.py:12)`, the innermost line of plugin code that the error passed, or nothing."""
     frames = [(frame, line) for frame, line in _walk(error) if _is_plugin_code(frame)]
     if frames:
         package = _top(frames[0][0])  # a library that the plugin calls is not its own code
@@ -40,7 +40,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def running_at(frame: FrameType) -> str:
-    """`function (package/module.py:12)` of the innermost plugin code that `frame` runs; without any, of `frame`."""
+    """Return `function (package/module.py:12)` of the innermost plugin code that `frame` runs, else of `frame`."""
     calls: list[FrameType] = []
     outer: FrameType | None = frame
     while outer is not None:
@@ -71,7 +71,7 @@ def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost
 
 
 def defined_at(component: object, method: str = "__call__") -> str:
-    """` (package/module.py:12)`, where the plugin defines what was called; nothing if that is unknown."""
+    """Return ` (package/module.py:12)`, where the plugin defines what was called; nothing if that is unknown."""
     inner = written_by_user(component)
     owner = inner if isinstance(inner, type) else type(inner)
     function: Any = inner if inspect.isroutine(inner) else getattr(owner, method, None)
@@ -83,12 +83,12 @@ def defined_at(component: object, method: str = "__call__") -> str:
 
 
 def written_by_user(component: object) -> object:
-    """The function that `function_tool` or `per_rollout` made a component of; else the component itself."""
+    """Return the function that `function_tool` or `per_rollout` made a component of; else the component itself."""
     return getattr(component, "user_function", component)
 
 
 def named(error: ConfigError, who: str, key: str) -> ConfigError:
-    """A `ConfigError` that a plugin raised in a call, with the component's name before it.
+    """Return a `ConfigError` that a plugin raised in a call, with the component's name before it.
 
     Left alone if the message says whose it is already: it was named further in, or begins with the component's `key`.
     """
@@ -128,7 +128,7 @@ def boundary(who: str, key: str, *, on: str = "", passes: tuple[type[Exception],
 
 
 def code_hash(module: str) -> str | None:
-    """sha256 over the code of the package that holds `module`, None where there is none to be found.
+    """Return the sha256 over the code of the package that holds `module`, None without such code.
 
     Two installations of one version that differ in a line (editable ones do) have different hashes.
     """
@@ -151,7 +151,7 @@ def code_hash(module: str) -> str | None:
 
 
 def object_hash(component: object) -> str | None:
-    """sha256 over the text of a function, or of the methods of an object's class; None where Python has no text.
+    """Return the sha256 over the text of a function, or of the methods of an object's class; None without a text.
 
     What the object holds, and other functions that it calls, are not in it.
     """
@@ -169,7 +169,7 @@ def _at(frame: FrameType) -> str:
 
 
 def _walk(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Frames and lines from the outermost call to where the error was raised."""
+    """Yield frames and lines from the outermost call to where the error was raised."""
     step = error.__traceback__
     while step is not None:
         yield step.tb_frame, step.tb_lineno

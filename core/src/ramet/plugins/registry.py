@@ -86,7 +86,7 @@ class Entry(Generic[T]):
         return loaded
 
     def _misuse(self, factory: Any) -> str | None:
-        """Why the factory cannot be called: often it is the component itself, or a class that takes options."""
+        """Return why the factory cannot be called: often it is the component itself, or a class that takes options."""
         try:
             found = inspect.signature(factory)
         except (ValueError, TypeError):  # a built-in says nothing about its parameters
@@ -169,7 +169,7 @@ class Registry(Generic[T]):
 
 
 def _twice(taken: Entry[Any], entry: Entry[Any]) -> str:
-    """By whom, and what to do about it."""
+    """Return which plugins offer the name, and what to do about it."""
     second = f"plugin {entry.plugin!r} ({entry.distribution})"
     if taken.plugin == entry.plugin:
         return f"{second} does both; remove one"

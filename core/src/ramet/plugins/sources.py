@@ -1,4 +1,4 @@
-"""Where plugins come from, before they are loaded: entry points of the group `ramet`, and named modules.
+"""Sources of plugins, before they are loaded: entry points of the group `ramet`, and named modules.
 
 Environment: `RAMET_BLOCK_PLUGINS=a,b` skips plugins by name, of which each must be installed; `RAMET_PLUGINS=module,…`
 names importable modules that are not installed as distributions (experiments, Ray `py_modules`).
@@ -30,7 +30,7 @@ OUTDATED = {"ramet_arpo.release", "ramet_aepo.release"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one plugin comes from, before it is loaded."""
+    """The origin of one plugin, before it is loaded."""
 
     name: str
     module: str
@@ -83,7 +83,7 @@ def core_source() -> Source:
 
 
 def _blocked(installed: Sequence[str]) -> list[str]:
-    """What is blocked. A name that blocks nothing is a mistake: what it was meant to block would run."""
+    """Return what is blocked. A name that blocks nothing is a mistake: what it was meant to block would run."""
     blocked = blocked_plugins()
     for name in blocked:
         if name == BUILTIN:
@@ -97,7 +97,7 @@ def _blocked(installed: Sequence[str]) -> list[str]:
 
 
 def blocked_plugins() -> list[str]:
-    """The names of `RAMET_BLOCK_PLUGINS`, as they were given."""
+    """Return the names of `RAMET_BLOCK_PLUGINS`, as they were given."""
     return _names("RAMET_BLOCK_PLUGINS")
 
 
@@ -106,7 +106,7 @@ def _names(variable: str) -> list[str]:
 
 
 def _distribution(point: EntryPoint) -> tuple[str, str]:
-    """Name and version. A folder without METADATA has neither, whatever its type says."""
+    """Return name and version. A folder without METADATA has neither, whatever its type says."""
     if point.dist is None:
         return "unknown", ""
     return point.dist.name or "unknown", point.dist.version or ""
@@ -126,7 +126,7 @@ def module_source(name: str, module: str, distribution: str) -> Source:
 
 
 def _import(module: str) -> Any:
-    """Raises `PluginError` where a file was named, or the working directory is not searched, and what import raises."""
+    """Import a module. Raises `PluginError` where a file was named, or the working directory is not searched."""
     try:
         return importlib.import_module(module)
     except (ModuleNotFoundError, TypeError) as error:  # TypeError: `./file.py` is taken for a relative import

@@ -210,7 +210,7 @@ class _SimulatedGroup:
         return Finished(rollout=rollout.id, stop=stop)
 
     def _calls(self) -> tuple[CallView, ...]:
-        """None, one or two calls of a turn, of which some fail."""
+        """Write the calls of a turn (none, one or two), of which some fail."""
         statuses = self._world.choice([(), ("ok",), ("ok",), ("error",), ("error", "ok"), ("error", "error")])
         return tuple(
             CallView(name="search", status=CallStatus(status), truncated=self._world.random() < 0.2)
@@ -219,6 +219,6 @@ class _SimulatedGroup:
 
 
 def _turns(prefix: PrefixView) -> tuple[TurnView, ...]:
-    """Of a stored prefix, each with as many tokens."""
+    """Write the turns of a stored prefix, each with as many tokens."""
     n = prefix.n_tokens // prefix.turns
     return tuple(TurnView(index=i, entropies=(), n_tokens=n, ended=True, n_forks=0) for i in range(prefix.turns))

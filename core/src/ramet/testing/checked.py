@@ -23,7 +23,7 @@ LINE = re.compile(r"\.py:\d+\)")
 
 
 def checked(method: str = "__call__", *, limited: bool = True) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A check whose first argument is a component: whatever goes wrong becomes one `AssertionError`.
+    """Decorate a check of a component, its first argument: whatever fails becomes one `AssertionError`.
 
     It names the plugin's line: where it raised or hangs, else where the method is defined that the message begins with,
     or `method`.
@@ -49,24 +49,24 @@ def checked(method: str = "__call__", *, limited: bool = True) -> Callable[[Call
 
 
 def _begins_with(problem: str, component: object) -> str:
-    """The name of a method of the component, or nothing."""
+    """Return the method that the problem begins with, or nothing."""
     word = problem.partition(" ")[0].strip(":")
     return word if callable(getattr(component, word or "-", None)) else ""
 
 
 def crash(error: BaseException) -> str:
-    """What a plugin raised, and where."""
+    """Say what a plugin raised, and where."""
     return f"crashed with {type(error).__name__}: {error}{raised_at(error)}"
 
 
 def progress() -> None:
-    """A call of the plugin has ended: the limit begins again."""
+    """Begin the limit again: a call of the plugin has ended."""
     if _Limit.current is not None:
         _Limit.current.renew()
 
 
 def _short(problem: str) -> str:
-    """With its end, where the remedy stands."""
+    """Shorten a problem, and keep its end, which says what to do."""
     if len(problem) <= HEAD + TAIL:
         return problem
     return f"{problem[:HEAD]} … ({len(problem):,} characters) … {problem[-TAIL:]}"

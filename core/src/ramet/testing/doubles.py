@@ -160,7 +160,7 @@ class ScriptedEngine:
         return {"engine/sampled_tokens": float(sampled)}
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class ScriptedPolicy:
@@ -194,7 +194,7 @@ class ScriptedPolicy:
 
 
 def read_request_id(id: str) -> tuple[RolloutKey, int]:
-    """Which rollout and turn a request of the rollout worker belongs to."""
+    """Return which rollout and turn a request of the rollout worker belongs to."""
     key, _, turn = id.rpartition("/")
     return RolloutKey.parse(key), int(turn)
 

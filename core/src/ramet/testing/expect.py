@@ -100,7 +100,7 @@ class EventLoopCheck:
 
 
 def expect_needs(algorithm: Any) -> frozenset[Need]:
-    """The algorithm's `needs`, which must be a frozenset of `Need`."""
+    """Return the algorithm's `needs`, which must be a frozenset of `Need`."""
     needs = getattr(algorithm, "needs", None)
     expect(
         isinstance(needs, frozenset) and all(isinstance(need, Need) for need in needs),
@@ -111,7 +111,7 @@ def expect_needs(algorithm: Any) -> frozenset[Need]:
 
 
 def orders(n: int) -> list[list[str]]:
-    """Whose turn it is: `n` turns of the one and then of the other, and in turn."""
+    """Return whose turn it is: `n` turns of the one and then of the other, and in turn."""
     return [[ORIGINAL] * n + [FORK] * n, [FORK] * n + [ORIGINAL] * n, [ORIGINAL, FORK] * n]
 
 
@@ -121,7 +121,7 @@ def expect_copy(fork: object, state: object) -> None:
 
 
 def expect_independent(who: str, found: Sequence[object], alone: Sequence[object]) -> None:
-    """`found`: what it did beside the other; `alone`: what it does by itself."""
+    """Expect the same of a state beside the other one (`found`) and by itself (`alone`)."""
     expect(
         list(found) == list(alone),
         f"fork shares what the state holds: {who}, beside the other and alone: {first_difference(found, alone)}; copy "
@@ -130,11 +130,11 @@ def expect_independent(who: str, found: Sequence[object], alone: Sequence[object
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> str:
-    """Where two sequences begin to differ, and how."""
+    """Say where two sequences begin to differ, and how."""
     pairs = zip_longest(one, other, fillvalue="nothing")
     return next((f"no. {i} is {a}, or {b}" for i, (a, b) in enumerate(pairs, 1) if a != b), "they are equal")
 
 
 def expect_exercised(seen: bool, given: str) -> None:
-    """`seen`: a fork that shared the whole state with its original would have been noticed."""
+    """Expect that a fork which shared the whole state with its original would have been noticed (`seen`)."""
     expect(seen, f"no fork was exercised: one that shares everything would do the same here; {HOW[given]}")

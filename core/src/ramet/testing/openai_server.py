@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def _ours(self) -> OpenAIServer:
         ours: OpenAIServer = self.server.ours  # type: ignore[attr-defined]

@@ -129,7 +129,7 @@ def _typed(entry: Entry[Any], options: Any) -> Any:
 
 
 def load_check(kind: str, name: str | None = None) -> Callable[..., None]:
-    """The check of a kind of registry, or another one that is kept beside it."""
+    """Import the check of a kind of registry, or another one that is kept beside it."""
     module = CHECKS[kind]
     check: Callable[..., None] = getattr(importlib.import_module(f"ramet.testing.{module}"), name or f"check_{module}")
     return check

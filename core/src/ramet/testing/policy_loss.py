@@ -52,7 +52,7 @@ def _check_aggregation(allowed: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Of one call: the loss per token and its gradient with respect to `logprobs`, both [T]."""
+    """Return, of one call, the loss per token and its gradient with respect to `logprobs`, both [T]."""
 
     per_token: Tensor
     gradient: Tensor

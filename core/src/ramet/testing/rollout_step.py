@@ -260,7 +260,7 @@ async def _check_results_of_traces(subject: StepUnderTest, call: str) -> None:
 
 
 async def _check_trace_reader(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
-    """If the step also reads traces for SFT, reading must be the inverse of playing."""
+    """Check that reading is the inverse of playing, if the step also reads traces for SFT."""
     read = getattr(subject.step, "read", None)
     if read is None or isinstance(subject.step, TemplateFormat):
         return

@@ -59,7 +59,7 @@ class Allowed:
 
 
 def _plain(bound: float) -> str:
-    """As people write it: an integer with all its digits."""
+    """Write a number as people do: an integer with all its digits."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 

@@ -168,7 +168,7 @@ class Rollout:
 
     @property
     def n_sampled_tokens(self) -> int:
-        """Those that are trained: a stored prefix is not."""
+        """The segments that are trained: a stored prefix is not."""
         return sum([len(s.token_ids) for s in self.segments if s.origin is Origin.SAMPLED])
 
     @property

@@ -144,7 +144,7 @@ def _on_path(turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[
 
 
 def _in_group(turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork]) -> int:
-    """All branch points of the group, each once."""
+    """Return all branch points of the group, each once."""
     own = sum(bool(at.n_forks) for one in group.rollouts for at in one.turns if at.index >= (one.fork_turn or 0))
     return own + len(forks)
 

@@ -9,14 +9,14 @@ from ramet import EntropyScale, option
 
 
 class ForkRule(StrEnum):
-    """When a rollout is forked, by `score = (alpha + gamma * change) * (1 - penalty * l)`, clipped to [0, 1]."""
+    """The rule of a fork by `score = (alpha + gamma * change) * (1 - penalty * l)`, clipped to [0, 1]."""
 
     THRESHOLD = "threshold"  # score > tau: the paper's
     BERNOULLI = "bernoulli"  # with probability score; tau is not read
 
 
 class Consecutive(StrEnum):
-    """Which branch points are counted in l."""
+    """The branch points that are counted in l."""
 
     PATH = "path"  # those directly before this turn on the rollout's own path, the forks it descends from included
     PROMPT = "prompt"  # all of the group, never reset

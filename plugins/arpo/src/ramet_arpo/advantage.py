@@ -50,6 +50,6 @@ class ArpoAdvantage:
 
 
 def _sums(values: Tensor, index: Tensor) -> Tensor:
-    """Of the shape of `values`: at each place the sum over all places with the same `index`."""
+    """Return, in the shape of `values`, at each place the sum over all places with the same `index`."""
     totals = values.new_zeros(int(index.max()) + 1 if index.numel() else 0)
     return totals.index_add(0, index.flatten(), values.flatten())[index]

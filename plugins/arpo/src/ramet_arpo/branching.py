@@ -83,7 +83,7 @@ class Arpo:
         return rng.random() < score if config.rule is Rule.BERNOULLI else score > config.tau
 
     def _allowed(self, rollout: str, group: GroupView) -> int:
-        """How many forks the root of this rollout may still have."""
+        """Return how many forks the root of this rollout may still have."""
         root = group.rollout(rollout).root
         used = sum(one.root == root and one.parent is not None for one in group.rollouts)
         most = group.budget_left

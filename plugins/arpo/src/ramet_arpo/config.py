@@ -11,7 +11,7 @@ BETA, SCALE = 0.2, EntropyScale.SUM_LN_VOCAB
 
 
 class Rule(StrEnum):
-    """When a rollout is forked, by `score = alpha + beta * change`."""
+    """The rule of a fork by `score = alpha + beta * change`."""
 
     THRESHOLD = "threshold"  # score > tau: the paper's
     BERNOULLI = "bernoulli"  # with probability clip(score, 0, 1): the rule of the released models; tau is not read
@@ -25,14 +25,14 @@ class Budget(StrEnum):
 
 
 class Attribution(StrEnum):
-    """Which advantage tokens have that several rollouts share."""
+    """The advantage of tokens that several rollouts share."""
 
     SOFT = "soft"  # in each rollout that rollout's own
     HARD = "hard"  # in all of them the mean over the rollouts that share the token
 
 
 class Multiplicity(StrEnum):
-    """How much a token counts that d rollouts share, all of them together."""
+    """The weight of a token that d rollouts share, all of them together."""
 
     ALL = "all"  # d: it is trained once per rollout
     SQRT = "sqrt"  # sqrt(d)

@@ -34,13 +34,13 @@ def unboxed(answer: str) -> str:
 
 
 def integer(answer: str) -> int | None:
-    """The answer as a whole number; None if it is anything else."""
+    """Return the answer as a whole number; None if it is anything else."""
     text = unboxed(answer)
     return int(text) if re.fullmatch(r"[+-]?\d{1,4000}", text, re.ASCII) else None
 
 
 def number(answer: str) -> Fraction | None:
-    """The one number of the answer, whatever unit is around it; None if there is none or more than one.
+    """Return the one number of the answer, whatever unit is around it; None if there is none or more than one.
 
     A number of more than 400 digits is none: Python refuses to read thousands. In `5½` and `5²` there are two.
     """

@@ -39,7 +39,7 @@ class Arithmetic:
         )
 
     def load(self, split: str, limit: int | None) -> Iterator[Task]:
-        """The test split does not depend on `n_train`."""
+        """Make the tasks of a split. The test split does not depend on `n_train`."""
         n_test, n_train = self.config.n_test, self.config.n_train
         if split not in self.info.splits:
             raise ConfigError(f"benchmarks.arithmetic has no split {split!r}; allowed: {', '.join(self.info.splits)}")
@@ -61,7 +61,7 @@ class Arithmetic:
         )
 
     def _problems(self) -> Iterator[tuple[int, str, int]]:
-        """Every problem once, in the order of the seed."""
+        """Yield every problem once, in the order of the seed."""
         c = self.config
         n = c.max_operand - c.min_operand + 1
         for number in shuffled(n * n * len(c.operators), c.seed):
@@ -72,7 +72,7 @@ class Arithmetic:
 
 
 def _is_chosen(left: int, right: int, seed: int) -> bool:
-    """Of (a, b) and (b, a) exactly one is; a coin decides which."""
+    """Choose one of (a, b) and (b, a) by a coin."""
     coin = mix(seed, min(left, right), max(left, right)) & 1
     return left == right or (left < right) == bool(coin)
 

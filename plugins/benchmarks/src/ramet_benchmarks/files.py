@@ -20,7 +20,10 @@ NAME = "files"
 
 
 class FilesBenchmark:
-    """All its files are one split, `test`. The ids begin with the file's stem, which is the data source too."""
+    """Questions of files, which are one split, `test`.
+
+    The ids begin with the file's stem, which is the data source too.
+    """
 
     def __init__(self, config: FilesConfig) -> None:
         _check(config)
@@ -73,7 +76,7 @@ class FilesBenchmark:
         return tasks_of(file_rows(path), form, path.stem, path.stem, check=self.metrics.check_task)
 
     def _with_id(self, row: Values) -> Values:
-        """Raises `ValueError` for a row without the id that the file should have."""
+        """Raise `ValueError` for a row without the id that the file should have."""
         column = self.config.id
         if column is not None and row.get(column) is None:
             raise ValueError(f"no key {column!r} (or null); found {', '.join(row) or 'nothing'}")
@@ -110,7 +113,7 @@ def _check(config: FilesConfig) -> None:
 
 
 def _check_files(config: FilesConfig) -> None:
-    """Raises `ConfigError` for files that are not there, and for columns that no row of a file has."""
+    """Raise `ConfigError` for files that do not exist, and for columns that no row of a file has."""
     where = f"benchmarks.{NAME}.params"
     lacking = [path for path in config.paths if not Path(path).expanduser().is_file()]
     if lacking:
@@ -128,7 +131,7 @@ def _check_files(config: FilesConfig) -> None:
 
 
 def _keys_without(path: Path, column: str) -> list[str]:
-    """The keys of the rows of a file, of which none has `column`; empty if one has it, or the file cannot be read."""
+    """Return the keys of a file's rows if none has `column`; empty if one has it, or the file cannot be read."""
     keys: dict[str, None] = {}
     try:
         for _, _, row in file_rows(path):

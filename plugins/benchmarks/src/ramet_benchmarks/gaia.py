@@ -43,7 +43,7 @@ def quasi_equal(gold: str, answer: str) -> bool:
 
 
 def _equal_elements(gold: str, answer: str) -> bool:
-    """Of a list, in which punctuation counts."""
+    """Compare elements of lists, in which punctuation counts."""
     return _equal_numbers(gold, answer) if _as_number(gold) is not None else _squeezed(gold) == _squeezed(answer)
 
 

@@ -13,7 +13,7 @@ from ramet_benchmarks.rows import HubData, RowForm, Values
 
 
 def with_number(row: Values) -> Values:
-    """Raises `ValueError` for a solution that does not end in #### and a number."""
+    """Take the number out of the solution. Raises `ValueError` for one that does not end in #### and a number."""
     if row.get("answer") is None:
         return row
     solution = str(row["answer"])

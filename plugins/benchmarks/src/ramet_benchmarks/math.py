@@ -21,7 +21,7 @@ _BARE_BOX = re.compile(r"\\(?:boxed|fbox) ([^\s$][^$]*)")  # a few solutions hav
 
 
 def with_answer(row: Values) -> Values:
-    """Raises `ValueError` for a solution without a box."""
+    """Take the answer out of the solution's box. Raises `ValueError` for a solution without one."""
     if row.get("answer") is not None or row.get("solution") is None:
         return row
     solution = str(row["solution"])

@@ -14,7 +14,7 @@ JUDGE_OPTIONS = ("server", "prompt", "cache", "max_tokens", "extra")  # of `llm_
 
 
 def reward_of(name: str, benchmark: str, **options: Any) -> Reward:
-    """A reward of ramet-rewards. Raises `ConfigError` that says what to install."""
+    """Build a reward of ramet-rewards. Raises `ConfigError` that says what to install."""
     try:
         return reward_named(name, options)
     except ConfigError as error:
@@ -25,7 +25,7 @@ def reward_of(name: str, benchmark: str, **options: Any) -> Reward:
 
 
 def chosen_reward(name: str, options: Mapping[str, Any], where: str) -> Reward:
-    """A reward that the user chose with the option `where`. Raises `ConfigError` that begins with it."""
+    """Build a reward that the user chose with the option `where`. Raises `ConfigError` that begins with it."""
     try:
         return reward_named(name, options, key=where)
     except ConfigError as error:
@@ -48,7 +48,7 @@ class Metrics:
         return tuple(self.rewards)
 
     def check_task(self, task: Task) -> str | None:
-        """Why one of the metrics cannot judge a task, whatever is answered; None if all of them can."""
+        """Return why one of the metrics can judge no answer to a task; None if all of them can."""
         for name, reward in self.rewards.items():
             check = getattr(reward, "check_task", None)
             problem = None if check is None else check(task)
@@ -67,7 +67,10 @@ class Metrics:
                 await aclose()
 
     async def of(self, rollout: Rollout) -> dict[str, float | None]:
-        """Raises `InfraError` if a metric other than the judge's has no value: the host could not compute it."""
+        """Return the value of each metric.
+
+        Raises `InfraError` if one other than the judge's has none: the host failed.
+        """
         found = await asyncio.gather(*(reward([rollout]) for reward in self.rewards.values()))
         values = {name: _value(scores[0]) for name, scores in zip(self.rewards, found, strict=True)}
         for name, value in values.items():
@@ -81,6 +84,6 @@ def _value(score: float | Score | None) -> float | None:
 
 
 def short_answers(benchmark: str, *, normalisation: str = "squad", main: str = "em") -> dict[str, Reward]:
-    """`em` and `f1` of a short answer, as the data sets of questions define them; `main` comes first."""
+    """Build `em` and `f1` of a short answer, as the data sets of questions define them; `main` comes first."""
     found = {name: reward_of(f"qa_{name}", benchmark, normalisation=normalisation) for name in ("em", "f1")}
     return {main: found.pop(main), **found}

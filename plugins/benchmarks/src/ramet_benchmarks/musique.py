@@ -11,7 +11,7 @@ from ramet_benchmarks.rows import HubData, RowForm, Values
 
 
 def with_aliases(row: Values) -> Values:
-    """The authors' files keep other names of an answer apart."""
+    """Add the other names of an answer, which the authors' files keep apart."""
     answer, aliases = row.get("answer"), row.get("answer_aliases")
     if answer is None or not aliases:
         return row

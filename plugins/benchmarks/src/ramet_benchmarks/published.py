@@ -94,7 +94,10 @@ class PublishedBenchmark:
         return file_rows(file)
 
     def _file(self, path: Path, split: str) -> Path | None:
-        """In a folder that holds the sets of several benchmarks, or of this one. None: it is a name on the hub."""
+        """Return the split's file, in a folder of several benchmarks or of this one.
+
+        None: `path` is a name on the hub.
+        """
         if path.is_dir():
             own = path / f"{split}.jsonl"
             return own if own.is_file() else path / (self.about.folder or self.about.name) / own.name

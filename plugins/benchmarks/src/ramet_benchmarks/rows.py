@@ -33,7 +33,7 @@ class RowForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubData:
-    """Where the set is on the Hugging Face hub."""
+    """The place of the set on the Hugging Face hub."""
 
     name: str
     splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test"})  # ours -> the hub's
@@ -79,7 +79,7 @@ def tasks_of(
 
 
 def _task(values: Values, number: int, form: RowForm, name: str, prefix: str) -> Task | None:
-    """None for a row that is left out. Raises `ValueError`."""
+    """Read a row as a task; None for one that is left out. Raises `ValueError`."""
     row = form.read(values)
     if not form.wanted(row):
         return None
@@ -94,12 +94,15 @@ def _task(values: Values, number: int, form: RowForm, name: str, prefix: str) ->
 
 
 def file_rows(path: Path) -> Iterator[Row]:
-    """Raises `ConfigError`, for a file that is not there `from` a `FileNotFoundError`."""
+    """Yield the rows of a file. Raises `ConfigError`, for a file that does not exist `from` a `FileNotFoundError`."""
     return ((f"{path}, row {number}", number - 1, values) for number, values in json_rows(path))
 
 
 def hub_rows(hub: HubData, split: str, option: str) -> Iterator[Row]:
-    """Raises `ConfigError` that says how to get access, or what to install. `option`: where another path may be set."""
+    """Yield the rows of a set. `option`: where another path may be set.
+
+    Raises `ConfigError` that says how to get access, or what to install.
+    """
     instead = f"or set {option} to a .jsonl file in the published form; split=sample needs neither"
     try:
         from datasets import load_dataset

@@ -1,4 +1,4 @@
-"""Which answers are given to algebra at all: what an answer may not be, however its value would be computed.
+"""Bounds of the answers that are given to algebra: what one may not be, however its value would be computed.
 
 A computer algebra system can be kept busy for ever by one short line, and it reads more into a text than a person would
 accept as an answer. Both are in the hands of the model that writes it, so such an answer is wrong; it is never "not

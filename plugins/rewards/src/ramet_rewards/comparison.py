@@ -1,4 +1,4 @@
-"""Is an answer mathematically equal to a gold answer? What the rewards on mathematics share.
+"""Whether an answer is mathematically equal to a gold answer: what the rewards on mathematics share.
 
 Words and plain numbers are compared here; the rest goes to math-verify, in a process with a limit of CPU time. What an
 answer does to the comparison is the model's doing: beyond the bounds of `bounds`, unreadable or too expensive, it is
@@ -47,7 +47,7 @@ class MathComparer:
         self._budget = CpuBudget(config.timeout_s, config.budget_s)
 
     async def compare(self, golds: Sequence[str], answer: str) -> Verdict | None:
-        """The best verdict over the gold answers, which hold no boxes; None: not judged."""
+        """Return the best verdict over the gold answers, which hold no boxes; None: not judged."""
         found = final(answer)
         if not found:
             return Verdict.DIFFERENT
@@ -107,7 +107,7 @@ class MathComparer:
 
 
 def gold_answers(rollout: Rollout, reward: str) -> list[str]:
-    """Without their boxes. Raises `ConfigError` if the task has none."""
+    """Return the gold answers without their boxes. Raises `ConfigError` if the task has none."""
     golds = _without_boxes(rollout.task)
     if not golds:
         raise ConfigError(f"task {rollout.task.id!r} has no gold answer; the reward {reward} needs one")
@@ -115,7 +115,7 @@ def gold_answers(rollout: Rollout, reward: str) -> list[str]:
 
 
 def gold_problem(task: Task) -> str | None:
-    """Of a task without a gold answer: no answer to it can be judged."""
+    """Return why no answer to a task can be judged: it has no gold answer. None: it has one."""
     return None if _without_boxes(task) else f"no gold answer, or one with nothing in its box; got {list(task.answer)}"
 
 

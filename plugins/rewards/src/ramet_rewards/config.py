@@ -85,7 +85,7 @@ class Maths(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class AccuracyConfig:
-    """How an answer is compared with its gold answers."""
+    """The way in which an answer is compared with its gold answers."""
 
     text: TextScore = TextScore.F1
     maths: Maths = Maths.AUTO
@@ -234,7 +234,7 @@ class LlmJudgeConfig:
     extra: dict[str, Any] = field(default_factory=dict)  # more parameters of the request, by name
 
     def input_files(self) -> dict[str, str]:
-        """As `CustomConfig.input_files`; a prompt of this package is not a file."""
+        """Return the prompt's file, as `CustomConfig.input_files`; a prompt of this package is not a file."""
         return _existing({"prompt": self.prompt})
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class CustomConfig:
     arguments: dict[str, Any] = field(default_factory=dict)  # more keyword arguments of the function, by name
 
     def input_files(self) -> dict[str, str]:
-        """For the run's manifest: a resume with another file is logged."""
+        """Return the files for the run's manifest: a resume with another file is logged."""
         return _existing({"path": self.path})
 
     def runs_code(self) -> dict[str, str]:

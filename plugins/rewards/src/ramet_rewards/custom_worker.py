@@ -129,7 +129,10 @@ def _keywords(function: Callable[..., Any], sample: Mapping[str, Any]) -> dict[s
 
 
 def _plain(value: Any) -> Any:
-    """As JSON. Numbers of numpy and torch become Python's; texts of a dict stay out of the parts by themselves."""
+    """Write a result as JSON.
+
+    Numbers of numpy and torch become Python's; texts of a dict stay out of the parts by themselves.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -65,7 +65,7 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
 
 
 def is_words(text: str) -> bool:
-    """Only words of two or more letters: text, which algebra would take for products of its letters."""
+    """Whether all are words of two or more letters: text, which algebra would take for products of its letters."""
     return _WORDS.fullmatch(_unwrapped(text)) is not None
 
 
@@ -164,7 +164,7 @@ def _is_unit(text: str) -> bool:
 
 
 def _spaced(text: str) -> str:
-    """Without the spaces that separate nothing: `x + 1` is `x+1`, but `1 2` is not `12`."""
+    """Remove the spaces that separate nothing: `x + 1` is `x+1`, but `1 2` is not `12`."""
     return _IDLE_SPACE.sub("", " ".join(text.split()))
 
 

@@ -36,7 +36,7 @@ class LlmJudge:
         self._said: set[str] = set()  # reasons for which there was no verdict
 
     async def start(self, services: Services) -> None:
-        """Raises `ConfigError` or `InfraError` if the server cannot be asked."""
+        """Connect. Raises `ConfigError` or `InfraError` if the server cannot be asked."""
         kept = Path(self.config.cache).expanduser() if self.config.cache else services.folder / "verdicts.sqlite"
         await self.client.start(services, cache=kept)
         await self.client.check()

@@ -37,7 +37,7 @@ class MathReward:
 
 
 def score_of(verdict: Verdict | None, *, right: float = 1.0, wrong: float = 0.0) -> Score | None:
-    """None: not judged."""
+    """Return the score of a verdict. None: not judged."""
     if verdict is None:
         return None
     parts = {str(kind): float(verdict is kind) for kind in (Verdict.REFUSED, Verdict.EXPENSIVE)}

@@ -24,7 +24,7 @@ def make(config: RepetitionConfig) -> Reward:
 
 
 def repeated_share(rollout: Rollout, n: int) -> float:
-    """In [0, 1); 0 where no turn has `n` tokens."""
+    """Return the share, in [0, 1); 0 where no turn has `n` tokens."""
     sampled = [segment for segment in rollout.segments if segment.is_sampled]
     seen: set[bytes] = set()
     total = 0

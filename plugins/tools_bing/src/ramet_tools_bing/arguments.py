@@ -1,4 +1,4 @@
-"""How `ramet cache` and `ramet corpus` read their arguments: a mistake is a line of `ramet`, not a usage text."""
+"""The arguments of `ramet cache` and `ramet corpus`: a mistake is a line of `ramet`, not a usage text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ramet import ConfigError
 
 
 class Arguments(argparse.ArgumentParser):
-    """Raises `ConfigError` instead of leaving the process; so do the parsers of its commands."""
+    """A parser that raises `ConfigError` instead of leaving the process; so do the parsers of its commands."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """With an argument too many, the command's own help is named: it has the options, the whole command's has not.
+        """Read arguments; an unknown one names the command's own help, which has the options.
 
         A command's parser is the default `parser` of what it sets.
         """

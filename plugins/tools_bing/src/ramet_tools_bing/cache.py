@@ -63,11 +63,11 @@ class AnswerCache:
 
     @property
     def replays(self) -> bool:
-        """Nothing but stored answers may be given."""
+        """Whether only stored answers may be given."""
         return self.config.cache == "ro"
 
     def open(self) -> None:
-        """Raises `ConfigError` if the folder must not be used. A disk that fails is reported, as always."""
+        """Open the folder. Raises `ConfigError` if it must not be used. A disk that fails is reported, as always."""
         if self.config.cache != "off":
             try:
                 self._opened()
@@ -75,7 +75,7 @@ class AnswerCache:
                 self._report(error)
 
     def get(self, key: str) -> Any:
-        """What is stored under the key; None if nothing is, or it cannot be read."""
+        """Return what is stored under the key; None if nothing is, or it cannot be read."""
         if not self.reads:
             return None
         try:
@@ -88,7 +88,7 @@ class AnswerCache:
         return value
 
     def search_result(self, keys: Sequence[str], query: str) -> SearchResult | None:
-        """The first stored result, or one that was imported for the query from a cache that has nothing but queries."""
+        """Return the first stored result, or one that was imported for the query from a cache of queries alone."""
         for name in (*keys, imported_key(query)):
             value = self.get(name)
             if value is None:

@@ -74,7 +74,7 @@ def _is_own(filename: str) -> bool:
 
 
 def open_disk(folder: Path) -> diskcache.Cache:
-    """The cache in this folder, which is made if it is not there. For one process; any number may have it open.
+    """Open the cache in this folder, or make it, for one process; any number may have it open.
 
     Raises `ConfigError` if it cannot be trusted or read, `OSError` and `sqlite3.Error` if the disk refuses.
     """

@@ -22,7 +22,7 @@ from ramet_tools_bing.queries import MOST_CHARS, imported_key, normalised
 from ramet_tools_bing.results import NOTHING, SearchItem, SearchResult, read_stored
 
 DATABASE = "cache.db"
-LAST_TIME = 253402300800  # 1 January 10000: what is later is no time
+LAST_TIME = 253402300800  # 1 January 10000: what is later is not a time
 IMPORTED = "imported"  # the provider of answers that were published with their query alone
 BATCH = 1000  # entries in one transaction
 _PAGE = re.compile(r"(?:^|\n)Page (\d+): ")

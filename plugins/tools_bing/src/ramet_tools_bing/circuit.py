@@ -25,7 +25,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 32.0  # after a 429 that does not say how 
 
 
 class Circuit:
-    """For one provider in one process. `waits`: whether calls wait while the provider is down."""
+    """The state of one provider in one process. `waits`: whether calls wait while the provider is down."""
 
     def __init__(self, who: str, *, down_s: float, waits: bool) -> None:
         self.who = who
@@ -50,7 +50,7 @@ class Circuit:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around one request: refuses it while the circuit is open, and learns from how it ends.
+        """Refuse a request while the circuit is open; otherwise run the block and learn from how it ends.
 
         Raises `InfraError` instead of entering, and `ConfigError` if the provider has refused the very first requests:
         then key, account or address are wrong, and no rollout can succeed.

@@ -66,7 +66,7 @@ class PageConfig(CacheConfig):
     allow_private: list[str] = field(default_factory=list)  # networks such as 10.1.0.0/16 that may be read after all
     probes: list[str] = field(
         default_factory=lambda: list(PROBES)
-    )  # asked when no page can be reached, to tell whether that is our own network
+    )  # asked when no page can be reached, to know whether our own network is down
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,7 +80,10 @@ class DeepSearchConfig(SearchConfig, PageConfig):
 
 
 def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]:
-    """Everything that is wrong, as lines that name the key. After the first `; ` each says what to do about it."""
+    """Return everything that is wrong, as lines that name the key.
+
+    After the first `; ` each says what to do about it.
+    """
     yield from _one_of(
         config,
         tool,
@@ -174,12 +177,12 @@ def chosen_provider(config: SearchConfig) -> str:
 
 
 def folder_of(config: CacheConfig) -> Path:
-    """Of the cache."""
+    """Return the folder of the cache."""
     return Path(config.cache_folder) if config.cache_folder is not None else default_cache_folder()
 
 
 def default_cache_folder() -> Path:
-    """Of the user, shared by all runs."""
+    """Return the folder of the user's cache, which all runs share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramet" / "search"
 
 

@@ -38,7 +38,7 @@ STOP_WORDS = frozenset(
 
 
 def query_terms(query: str) -> list[str]:
-    """FTS5 phrases of a query, in its order and each once: words without the most frequent ones, unless all are."""
+    """Return the FTS5 phrases of a query, in order and each once: without the most frequent words, unless all are."""
     words: list[str] = []
     for found in _TERM.findall(query.lower()):
         if _ONE_CJK.match(found):
@@ -54,14 +54,14 @@ class Corpus:
     """A corpus that is open for reading, by any number of threads at once."""
 
     def __init__(self, path: Path, in_memory: sqlite3.Connection | None = None) -> None:
-        """Raises `ConfigError` if the file is no corpus. `in_memory` has what the file would have."""
+        """Open a corpus. Raises `ConfigError` for another file. `in_memory` has what the file would have."""
         self.path = path
         self._in_memory = in_memory
         self._local = threading.local()
         self.passages = self._check()
 
     def _check(self) -> int:
-        """How many passages it has."""
+        """Return how many passages it has. Raises `ConfigError`."""
         try:
             found = dict(self._connection().execute("SELECT name, value FROM about").fetchall())
         except sqlite3.Error as error:
@@ -74,7 +74,7 @@ class Corpus:
         return int(found["passages"])
 
     def _connection(self) -> sqlite3.Connection:
-        """Of this thread and process."""
+        """Return the connection of this thread and process."""
         if self._in_memory is not None:
             return self._in_memory
         known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "opened", None)
@@ -84,7 +84,7 @@ class Corpus:
         return known[1]
 
     def search(self, query: str, k: int) -> list[SearchItem]:
-        """The best `k` passages; equal ones in the order in which they were added."""
+        """Return the best `k` passages; equal ones in the order in which they were added."""
         terms = query_terms(query)
         if not terms:
             return []
@@ -96,7 +96,7 @@ class Corpus:
         return [SearchItem(title=title, url=url, text=text) for title, url, text in rows]
 
     def close(self) -> None:
-        """This thread's connection."""
+        """Close this thread's connection."""
         known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "opened", None)
         if known is not None:
             known[1].close()
@@ -104,7 +104,7 @@ class Corpus:
 
 
 def memory_corpus(passages: Iterable[SearchItem], name: str) -> Corpus:
-    """A corpus that is in no file. All threads share its connection, which SQLite serialises."""
+    """Make a corpus that is in no file. All threads share its connection, which SQLite serialises."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     fill(connection, passages)
     return Corpus(Path(name), connection)
@@ -157,7 +157,7 @@ def fill(connection: sqlite3.Connection, passages: Iterable[SearchItem]) -> int:
 
 
 def unique(passages: Iterable[SearchItem]) -> Iterator[SearchItem]:
-    """Each passage once, as the first that had its title and text; empty ones not at all."""
+    """Yield each passage once, as the first that had its title and text; empty ones not at all."""
     seen: set[bytes] = set()
     for passage in passages:
         digest = hashlib.sha256(f"{passage.title}\0{passage.text}".encode("utf-8", "surrogatepass")).digest()
@@ -167,5 +167,5 @@ def unique(passages: Iterable[SearchItem]) -> Iterator[SearchItem]:
 
 
 def spaced(texts: Sequence[str]) -> list[str]:
-    """Texts whose characters of languages without blanks are words of their own."""
+    """Return texts whose characters of languages without blanks are words of their own."""
     return [_ONE_CJK.sub(r" \1 ", text) for text in texts]

@@ -90,7 +90,7 @@ def _check_out(options: argparse.Namespace) -> None:
             raise ConfigError(f"{options.out} exists; --replace makes it again, or name another file")
         from ramet_tools_bing.providers.offline import open_corpus
 
-        open_corpus(options.out).close()  # what is no corpus is not replaced
+        open_corpus(options.out).close()  # another file is not replaced
     if options.engine == "tantivy":
         from ramet_tools_bing.corpus_tantivy import check_installed
 
@@ -118,7 +118,7 @@ def _built(options: argparse.Namespace, found: Iterator[SearchItem]) -> int:
 
 
 def _passages(path: Path, counts: Counter[str], problems: list[str]) -> Iterator[SearchItem]:
-    """Of one source, whatever its form. A problem names file and line."""
+    """Yield the passages of one source, whatever its form. A problem names file and line."""
     if path.is_dir():
         if not (path / DATABASE).exists():
             raise ConfigError(f"{path}: a folder that is no cache")

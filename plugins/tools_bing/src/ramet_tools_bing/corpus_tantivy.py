@@ -22,7 +22,7 @@ class TantivyCorpus:
     """Open for reading, by any number of threads at once."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` if the folder is no corpus, or tantivy is not installed."""
+        """Open a corpus. Raises `ConfigError` for another folder, and without tantivy."""
         tantivy = _tantivy()
         self.path = path
         try:
@@ -44,7 +44,7 @@ class TantivyCorpus:
         return [_item(self._searcher.doc(address)) for _, address in hits]
 
     def close(self) -> None:
-        """Nothing is to be closed: the index is a map of its files."""
+        """Do nothing: the index is a map of its files."""
 
 
 def build_tantivy_corpus(passages: Iterable[SearchItem], folder: Path) -> int:

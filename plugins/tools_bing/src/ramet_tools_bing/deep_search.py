@@ -64,7 +64,7 @@ class DeepSearchTool:
 
     @property
     def pages(self) -> PageReader:
-        """Of this event loop."""
+        """Return the reader of this event loop."""
         return self._readers.get().pages
 
     async def start(self, services: Services) -> None:

@@ -24,7 +24,7 @@ PROBE_S = 20.0
 
 
 async def search_check(context: DoctorContext) -> list[Finding]:
-    """For every configured search: its options, provider, one request, and its cache."""
+    """Check the options of every configured search, its provider, one request, and its cache."""
     found: list[Finding] = []
     for key, config in context.configured(SearchConfig, "tools.search").items():
         tool = key.removeprefix("tools.")
@@ -69,7 +69,7 @@ def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
 
 
 async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
-    """One search, past the cache."""
+    """Search once, past the cache."""
     from ramet_tools_bing.providers.base import ProviderError
     from ramet_tools_bing.providers.choice import build_provider
 
@@ -92,7 +92,7 @@ async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
 
 
 def _fix(tool: str, config: SearchConfig) -> str:
-    """Of a provider that did not answer."""
+    """Say what to do about a provider that did not answer."""
     provider, key = chosen_provider(config), f"tools.{tool}.params"
     if provider == "brightdata":
         return f"look at key, account and zone; {key}.parse names the form of results"

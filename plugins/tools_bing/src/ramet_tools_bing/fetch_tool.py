@@ -38,7 +38,7 @@ class FetchTool:
 
     @property
     def reader(self) -> PageReader:
-        """Of this event loop."""
+        """Return the reader of this event loop."""
         return self._reader.get()
 
     async def __call__(self, call: ToolCall) -> ToolResult:
@@ -67,6 +67,6 @@ class FetchTool:
 
 
 def page_text(page: PageText) -> str:
-    """As the model reads it: title, address, text."""
+    """Write a page as the model reads it: title, address, text."""
     head = [page.title, page.url] if page.title else [page.url]
     return "\n".join([*head, "", page.text])

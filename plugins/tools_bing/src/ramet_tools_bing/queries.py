@@ -50,7 +50,10 @@ def cache_key(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def search_key(provider: str, **fields: Any) -> str:
-    """Of a search's answer. `fields`: everything besides the provider that decides it, the query included."""
+    """Return the key of a search's answer.
+
+    `fields`: everything besides the provider that decides it, the query included.
+    """
     return cache_key("search", {"provider": provider, **fields})
 
 
@@ -63,5 +66,5 @@ def options_in_words(**options: object) -> str:
 
 
 def imported_key(query: str) -> str:
-    """Of an entry that was imported from a cache that knows the query alone, without its quotation marks."""
+    """Return the key of an entry imported from a cache of queries alone, which have no quotation marks."""
     return cache_key("imported", {"query": normalised(query.replace('"', ""))})

@@ -33,7 +33,7 @@ TRIED_AGAIN = (FaultKind.DOWN, FaultKind.BROKEN)
 
 
 class NotStoredError(Exception):
-    """Only stored answers may be given, and there is none."""
+    """No answer is stored, and only stored ones may be given."""
 
 
 class _OutOfTime(InfraError):
@@ -45,7 +45,7 @@ class _OutOfTime(InfraError):
 
 
 class SearchClient:
-    """For one event loop. `limiter` is the run's, or one of this process."""
+    """Searches of one event loop. `limiter` is the run's, or one of this process."""
 
     def __init__(self, config: SearchConfig, provider: Provider, cache: AnswerCache, limiter: Limiter) -> None:
         self.config = config
@@ -58,7 +58,7 @@ class SearchClient:
         self._said_options = False
 
     async def search(self, query: str, k: int, *, deadline_s: float) -> SearchResult:
-        """The answer to a normalised query. Raises `NotStoredError`, `InfraError`, `ConfigError`."""
+        """Return the answer to a normalised query. Raises `NotStoredError`, `InfraError`, `ConfigError`."""
         self.counts["calls"] += 1
         keys = self.provider.cache_keys(query, k)
         if self.provider.cached:
@@ -124,7 +124,7 @@ class SearchClient:
         raise InfraError(f"{self.provider.name}: no request was made")  # tries is at least 1
 
     async def _request(self, query: str, k: int, ends_at: float) -> tuple[SearchItem, ...]:
-        """One request, in its turn. A corpus needs none: it is no service that could be asked too often."""
+        """Send one request, in its turn. A corpus needs none: it is not a service that could be asked too often."""
         async with contextlib.AsyncExitStack() as held:
             if self.provider.cached:
                 await self._take_place(held, ends_at)
@@ -135,7 +135,10 @@ class SearchClient:
                 return await self.provider.search(query, k, timeout_s=timeout_s)
 
     async def _take_place(self, held: contextlib.AsyncExitStack, ends_at: float) -> None:
-        """Until `held` is left. A worker that is killed gives its place back when its requests must have ended."""
+        """Hold a place until `held` is left.
+
+        A worker that is killed gives its place back when its requests must have ended.
+        """
         try:
             async with asyncio.timeout(max(0.0, min(QUEUE_S, ends_at - time.monotonic()))):
                 place = self.limiter.place(2 * self.config.request_timeout_s + QUEUE_S)

@@ -72,13 +72,13 @@ class Summarizer:
         self._cache = cache
 
     async def start(self, services: Services) -> None:
-        """Raises `ConfigError` or `InfraError` if the server cannot be asked."""
+        """Connect. Raises `ConfigError` or `InfraError` if the server cannot be asked."""
         await self.client.start(services)
         if not self._cache.replays:
             await self.client.check()
 
     async def summarize(self, query: str, question: str, pages: Sequence[QuotedPage], *, deadline_s: float) -> str:
-        """Raises `InfraError`, and `NotStoredError` if only stored summaries may be given."""
+        """Ask for the summary. Raises `InfraError`, and `NotStoredError` if only stored ones may be given."""
         prompt = CHINESE if is_chinese(query) else ENGLISH
         message = summary_request(prompt, query, question, pages)
         key = self._cache_key(prompt, message)
@@ -115,7 +115,7 @@ def summary_request(prompt: SummaryPrompt, query: str, question: str, pages: Seq
 
 
 def quoted(pages: Sequence[QuotedPage]) -> str:
-    """All pages, each between its two lines; a page that writes such a line has it shortened."""
+    """Write all pages, each between its two lines; a page that writes such a line has it shortened."""
     blocks = []
     for number, page in enumerate(pages, start=1):
         body = _FENCE.sub("====", f"{page.title}\n{page.url}\n{page.text}")

@@ -55,7 +55,7 @@ class SearchTool:
         return chosen_provider(self.config)
 
     async def start(self, services: Services) -> None:
-        """With the limits of the run. Raises `ConfigError` if the cache or the corpus cannot be used."""
+        """Take the limits of the run. Raises `ConfigError` if the cache or the corpus cannot be used."""
         limits = f"search:{self.provider}"
         self._limiter = services.limiter(limits, self.config.per_s, self.config.concurrent)
         self.client()
@@ -67,7 +67,7 @@ class SearchTool:
             )
 
     def client(self) -> SearchClient:
-        """Of this event loop."""
+        """Return the client of this event loop."""
         return self._client.get()
 
     def _connected(self) -> SearchClient:
@@ -104,7 +104,7 @@ class SearchTool:
         return " ".join(query.replace('"', "").split()) or query if self.config.format == "release" else query
 
     def text(self, found: SearchResult) -> str:
-        """As the model reads it."""
+        """Write a result as the model reads it."""
         return FORMATS[self.config.format](found.items, self.config.max_results, self.config.result_chars)
 
     def _metadata(self, found: SearchResult, started: float) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Isolation:
             raise ConfigError("\n".join(problems))
 
     def _kept(self, require: Sequence[str]) -> list[str]:
-        """Those of the required promises that this level keeps."""
+        """Return the required promises that this level keeps."""
         return [name for name in require if PROMISES[name] <= self.level]
 
     def _reasons(self) -> str:

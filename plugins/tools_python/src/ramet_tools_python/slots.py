@@ -1,4 +1,4 @@
-"""Where running slots come from: a zygote, started when it is first needed and replaced when it died."""
+"""Source of running slots: a zygote, started when it is first needed and replaced when it died."""
 
 from __future__ import annotations
 

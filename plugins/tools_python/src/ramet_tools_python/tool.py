@@ -63,7 +63,10 @@ class _Interpreter(Generic[P]):
         await self.aclose()
 
     async def start(self, services: Services) -> None:
-        """Raises `ConfigError` if this host cannot isolate programs as the options ask. Writes the level to the run."""
+        """Start, and write the level to the run.
+
+        Raises `ConfigError` if this host cannot isolate as the options ask.
+        """
         (await self.isolation()).record(services.folder)
 
     async def isolation(self) -> Isolation:
@@ -75,7 +78,7 @@ class _Interpreter(Generic[P]):
 
 
 class PythonTool(_Interpreter[Sandbox]):
-    """Nothing is kept between calls."""
+    """Python without a memory: nothing is kept between calls."""
 
     schema = SCHEMA
     state = "call"

@@ -69,7 +69,7 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, config: PythonConfig) -> ZygoteProcess:
-        """Raises `InfraError` if it does not come up, `ConfigError` where the options are to blame."""
+        """Start it. Raises `InfraError` if it does not come up, `ConfigError` where the options are to blame."""
         zygote = cls._exec(config)
         try:
             async with asyncio.timeout(START_S):

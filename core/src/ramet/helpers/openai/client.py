@@ -250,7 +250,7 @@ class OpenAIClient:
         return self._model
 
     async def _only_model(self) -> str:
-        """Of the server that answers first, which must offer exactly one."""
+        """Return the model of the server that answers first, which must offer exactly one."""
         offered = await self._offered(self._servers.choose())
         if len(offered) != 1:
             raise ConfigError(

@@ -37,11 +37,11 @@ class ChatExchange:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ChatExchange:
-        """From JSON."""
+        """Read an exchange from JSON."""
         return cls(**{**body, "messages": tuple(Message(**one) for one in body["messages"])})
 
     def answer(self) -> ChatReply:
-        """What the client returned, or raises what it raised."""
+        """Return what the client returned, or raise what it raised."""
         if self.status is not None:
             raise RequestRefused(self.error or "", status=self.status)
         if self.reply is None:
@@ -69,7 +69,7 @@ _stored: ContextVar[StoredReplies | None] = ContextVar("stored", default=None)
 
 @contextmanager
 def collected() -> Iterator[list[ChatExchange]]:
-    """All that is asked in the block, in tasks that it starts too; sorted when the block ends, since tasks race."""
+    """Collect all that is asked in the block and its tasks; sorted when the block ends, since tasks race."""
     found: list[ChatExchange] = []
     token = _collected.set(found)
     try:
@@ -81,7 +81,7 @@ def collected() -> Iterator[list[ChatExchange]]:
 
 @contextmanager
 def answered_from(exchanges: Iterable[ChatExchange]) -> Iterator[None]:
-    """Chats in the block are answered from these; others raise `InfraError`. No server is asked."""
+    """Answer the chats in the block from these exchanges; others raise `InfraError`. No server is asked."""
     token = _stored.set(StoredReplies(exchanges))
     try:
         yield
@@ -102,7 +102,7 @@ async def answered(
     messages: Sequence[Message],
     parameters: Mapping[str, Any],
 ) -> ChatReply:
-    """What `ask` returns; in a replay the stored answer. Noted, as is the `InfraError` that it may raise."""
+    """Return what `ask` returns; in a replay the stored answer. Both are noted, and so is an `InfraError`."""
     stored = _stored.get()
     known = None if stored is None else stored.find(messages, parameters)
     whose = (

@@ -1,4 +1,4 @@
-"""How the released evaluation finds an answer in a rollout's text, scores it, and reads what its judge says."""
+"""The released evaluation: how it finds an answer in a rollout's text, scores it, and reads what its judge says."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _without_articles(text: str) -> str:
 
 
 def judged_right(reply: str, answer: str, gold: Any) -> bool:
-    """Whatever the judge says, an answer that equals the gold one as strings do is right."""
+    """Read the judge's words; an answer that equals the gold one as strings do is right, whatever they are."""
     said = _JUDGMENT.search(reply)
     text = (said[1] if said else reply).strip().lower()
     wrong = any(word in text for word in ("incorrect", "wrong", "not correct"))

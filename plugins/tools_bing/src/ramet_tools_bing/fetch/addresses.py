@@ -1,4 +1,4 @@
-"""Which addresses may be read: http and https, and hosts of the public internet alone.
+"""The addresses that may be read: http and https, and hosts of the public internet alone.
 
 A page, or a model that a page has talked to, can ask for `http://127.0.0.1:8000` or for a cloud's metadata service. So
 an address is refused before a request and after every redirect, and the numbers that its name has are checked where
@@ -82,7 +82,7 @@ def is_public(number: Address, allowed: Sequence[Network] = ()) -> bool:
 
 
 def _inside(number: Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that an IPv6 address embeds."""
+    """Return the IPv4 address that an IPv6 address embeds."""
     if isinstance(number, ipaddress.IPv4Address):
         return None
     if number in _NAT64:
@@ -91,7 +91,7 @@ def _inside(number: Address) -> ipaddress.IPv4Address | None:
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names, and refuses one that has a number which may not be read, whatever else it has."""
+    """A resolver that refuses a name with a number which may not be read, whatever else the name has."""
 
     def __init__(self, allowed: Sequence[Network], inner: AbstractResolver | None = None) -> None:
         self._allowed = allowed

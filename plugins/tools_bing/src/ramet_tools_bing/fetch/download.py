@@ -46,7 +46,7 @@ class Download:
 
 
 class Downloader:
-    """For one event loop. `resolver` looks names up; None: the system does."""
+    """Downloads of one event loop. `resolver` looks names up; None: the system does."""
 
     def __init__(self, config: PageConfig, resolver: AbstractResolver | None = None) -> None:
         self.config = config
@@ -58,7 +58,7 @@ class Downloader:
         )
 
     async def download(self, address: str) -> Download:
-        """Raises `ToolError` for what is the address's or the page's doing, `InfraError` for ours."""
+        """Download a page. Raises `ToolError` for what is the address's or the page's doing, `InfraError` for ours."""
         url = self._checked(address)
         ends_at = time.monotonic() + self.config.page_timeout_s
         for _ in range(self.config.redirects + 1):
@@ -104,7 +104,7 @@ class Downloader:
             return False
 
     async def _get(self, url: URL, timeout_s: float) -> Download | str:
-        """The page, or the address that it leads to."""
+        """Return the page, or the address that it leads to."""
         async with self.http.open("GET", url, who="fetch", timeout_s=timeout_s) as response:
             self.health.answered(url)
             if response.status in REDIRECTS and "location" in response.headers:
@@ -152,7 +152,7 @@ class NetworkHealth:
             del self._known[next(iter(self._known))]
 
     async def lost(self, host: str, reason: str) -> None:
-        """Raises `InfraError` if it is our network that is down."""
+        """Note a host that is lost. Raises `InfraError` if it is our network that is down."""
         self._lost.add(host)
         if len(self._lost) < LOST_HOSTS:
             return

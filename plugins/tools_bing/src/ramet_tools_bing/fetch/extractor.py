@@ -66,7 +66,7 @@ def _decoded(body: bytes, charset: str | None) -> str:
 
 
 def limit() -> None:
-    """Of memory and files of this process: it may read modules that parsers import late, and write nothing."""
+    """Limit memory and files of this process: it may read modules that parsers import late, and write nothing."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES

@@ -1,1 +1,1 @@
-"""Who answers searches: services over HTTP, a retrieval server, an offline corpus."""
+"""Providers of answers to searches: services over HTTP, a retrieval server, an offline corpus."""

@@ -23,8 +23,8 @@ LONGEST_RETRY_AFTER_S = 600.0
 class FaultKind(StrEnum):
     REFUSED = "refused"  # key, account or address are wrong (401, 402, 403, 404, 407): no query can succeed
     BAD_REQUEST = "bad request"  # this request cannot succeed (other 4xx)
-    THROTTLED = "throttled"  # 429: everybody waits
-    BROKEN = "broken answer"  # 200 with something that is no answer
+    THROTTLED = "throttled"  # 429: all wait
+    BROKEN = "broken answer"  # 200 with something else than an answer
     DOWN = "down"  # 5xx, 408, time-out, connection lost
 
     @classmethod
@@ -101,7 +101,7 @@ class Provider(Protocol):
     cached: bool
 
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
-        """Where the answer is stored (the first one), and where else it may be found, in this order."""
+        """Return where the answer is stored (the first one), and where else it may be found, in this order."""
         ...
 
     def options(self, k: int) -> Sequence[tuple[str, str]]:
@@ -109,7 +109,10 @@ class Provider(Protocol):
         ...
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
-        """At most about `k` hits, best first; empty: nothing was found. Raises `ProviderError` and nothing else."""
+        """Return at most about `k` hits, best first; empty: nothing was found.
+
+        Raises `ProviderError` and nothing else.
+        """
         ...
 
     async def aclose(self) -> None: ...

@@ -14,7 +14,7 @@ from ramet_tools_bing.results import SearchItem
 
 
 def build_provider(config: SearchConfig) -> Provider:
-    """For the event loop that is going to use it. The configuration was checked."""
+    """Build the provider in the event loop that is going to use it. The configuration was checked."""
     name = chosen_provider(config)
     if name == "corpus":
         return OfflineCorpus(config.corpus)

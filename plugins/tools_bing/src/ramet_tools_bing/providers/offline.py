@@ -37,7 +37,7 @@ class OfflineCorpus:
     cached = False
 
     def __init__(self, path: str | None) -> None:
-        """None: the sample of this package."""
+        """Open the corpus; None: the sample of this package."""
         self._corpus = open_corpus(Path(path)) if path is not None else sample_corpus()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ramet-corpus")
 
@@ -50,7 +50,7 @@ class OfflineCorpus:
         return self._corpus.path
 
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
-        """Nothing is stored under it: equal searches at the same time are one."""
+        """Return one key, under which nothing is stored: equal searches at the same time are one."""
         return [search_key(self.name, query=query, k=k, corpus=str(self._corpus.path))]
 
     def options(self, k: int) -> Sequence[tuple[str, str]]:
@@ -71,7 +71,7 @@ class OfflineCorpus:
 
 
 def open_corpus(path: Path) -> AnyCorpus:
-    """Raises `ConfigError` if there is none at this path."""
+    """Open the corpus at this path. Raises `ConfigError` without one."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no corpus; `ramet corpus build FILE --out {path}` makes one")
     if path.is_dir():

@@ -30,7 +30,7 @@ class SearchService(Protocol):
     def request(self, query: str, k: int) -> HttpRequest: ...
 
     def read(self, answer: Any) -> Sequence[SearchItem]:
-        """Raises `ProviderError` if this is no answer of the service."""
+        """Return the hits of an answer. Raises `ProviderError` for anything else."""
         ...
 
 

@@ -47,7 +47,7 @@ class Capture:
 
 
 class Clock:
-    """How much of its time a program has used: what it computes and what it sleeps, but not what a busy host takes.
+    """The time that a program has used: what it computes and what it sleeps, but not what a busy host takes.
 
     Only then is a program stopped on every host at the same point. Where the host does not tell how long the program
     waited for a processor, only what it computed counts. Wall time is the last resort.

@@ -26,7 +26,7 @@ _getpid, _getppid, _setsid, _chdir, _sleep = os.getpid, os.getppid, os.setsid, o
 
 
 class Limits(NamedTuple):
-    """Of one program. Sizes in bytes, times in seconds."""
+    """Limits of one program. Sizes in bytes, times in seconds."""
 
     address_space: int
     file_size: int
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
 
     @property
     def cpu_s(self) -> int:
-        """Where the kernel stops it, should the slot not do so."""
+        """Seconds of CPU time after which the kernel stops it, should the slot not do so."""
         return math.ceil(self.seconds) + 1
 
 
@@ -54,7 +54,7 @@ class Confinement(NamedTuple):
 def run(
     control: socket.socket, slot: int, folder: str, limits: Limits, confinement: Confinement, rules: int | None
 ) -> NoReturn:
-    """In the forked child of `slot`. `rules` are those of Landlock. Says on `control` when it is ready, or what is
+    """Run in the forked child of `slot`. `rules` are those of Landlock. Says on `control` when it is ready, or what is
     wrong."""
     control = _only_descriptors(control, rules)
     try:

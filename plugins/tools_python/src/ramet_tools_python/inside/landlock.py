@@ -1,4 +1,4 @@
-"""Which files a process may use: the kernel's Landlock, which needs no privileges.
+"""Limits of the files that a process may use: the kernel's Landlock, which needs no privileges.
 
 Source: the kernel's `Documentation/userspace-api/landlock.rst`. What the running kernel does not know yet is left out;
 `seccomp` covers the network and signals on those.
@@ -23,7 +23,7 @@ _TRUNCATE_SINCE, _NETWORK_SINCE, _SCOPES_SINCE = 3, 4, 6
 
 
 def version() -> int:
-    """Of the kernel's interface. Raises OSError if it has none, or it is switched off."""
+    """Return the version of the kernel's interface. Raises OSError if it has none, or it is switched off."""
     return processes.call(syscalls.here().numbers["landlock_create_ruleset"], None, 0, _GET_VERSION)
 
 
@@ -70,5 +70,5 @@ def _allow(rules: int, path: str, allowed: int) -> None:
 
 
 def restrict(rules: int) -> None:
-    """This process and what it starts, for good."""
+    """Restrict this process and what it starts, for good."""
     processes.call(syscalls.here().numbers["landlock_restrict_self"], rules, 0)

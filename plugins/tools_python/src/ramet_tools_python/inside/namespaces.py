@@ -45,7 +45,10 @@ def leave() -> None:
 
 
 def scratch(*, keeps: bool) -> str:
-    """Where programs may write. Where they are kept it is below `SCRATCH`, so that rules for that are for each."""
+    """Return where programs may write.
+
+    Where they are kept it is below `SCRATCH`, so that rules for that are for each.
+    """
     return f"{SCRATCH}/{PLACE}" if keeps else SCRATCH
 
 
@@ -72,7 +75,10 @@ def mount_scratch(place: str, user: int | None, size: int) -> None:
 
 
 def renew_scratch(place: str, user: int | None, size: int) -> None:
-    """Another file system instead of it, however much is there. The old one lives as long as a process uses it."""
+    """Mount another file system instead of it, however much is there.
+
+    The old one lives as long as a process uses it.
+    """
     _check(_libc.umount2(place.encode(), _DETACH), "umount2")
     mount_scratch(place, user, size)
 
@@ -102,7 +108,7 @@ def _show(path: str, root: str) -> None:
 
 
 def _show_processes(root: str) -> None:
-    """To this process alone a /proc of the new namespace, if the host allows that; to programs what numerical
+    """Give to this process alone a /proc of the new namespace, if the host allows that; to programs what numerical
     libraries read, since they could find the slot and each other in the rest."""
     os.mkdir(f"{root}/proc")
     with contextlib.suppress(OSError):

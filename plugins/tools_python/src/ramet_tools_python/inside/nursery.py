@@ -25,7 +25,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Nursery:
-    """As its slot holds it. `readable`: what programs may read; None: they are not kept from files."""
+    """The nursery as its slot holds it. `readable`: what programs may read; None: they are not kept from files."""
 
     def __init__(
         self, folder: str, limits: child.Limits, confinement: child.Confinement, readable: Sequence[str] | None
@@ -82,7 +82,7 @@ def _serve(
 
 
 def _fork_beside(slot: int) -> int:
-    """As `os.fork`, but the new process is a child of the slot, this one's parent, which can so wait for its end."""
+    """Fork a child of the slot, which is this process's parent and can so wait for the child's end."""
     try:
         process = _clone(_CLONE_PARENT | signal.SIGCHLD)
     except OSError:  # unknown on this processor, or refused
@@ -131,7 +131,7 @@ def _clone(flags: int) -> int:
 
 
 def _thread_number() -> int | None:
-    """Where the C library notes the number of this thread, which a fork must change; None: it does so nowhere."""
+    """Return where the C library notes the number of this thread, which a fork must change; None: nowhere."""
     found = ctypes.c_void_p()
     if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(found), 0, 0, 0) != 0 or not found.value:
         return None

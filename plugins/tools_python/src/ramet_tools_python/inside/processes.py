@@ -209,7 +209,7 @@ def _children() -> set[int]:
 
 
 def descendants() -> set[int] | None:
-    """Without those that have ended and wait for another parent than this process. None: /proc does not tell."""
+    """Return the children that live or wait for this process. None: /proc does not say."""
     me, everybody = os.getpid(), _everybody()
     if me not in everybody:
         return None

@@ -93,7 +93,7 @@ class _Program:
         self.add(_RETURN, answer)
 
     def answer_if(self, name: str, argument: int, values: tuple[int, ...], answer: int) -> None:
-        """If an argument has one of these values; otherwise the call is allowed."""
+        """Refuse a call if an argument has one of these values; otherwise it is allowed."""
         self.add(_JUMP_EQUAL, self.numbers[name], 0, 2 + 2 * len(values))
         self.add(_LOAD, _ARGUMENTS + 8 * argument)
         for value in values:
@@ -112,7 +112,7 @@ class _Program:
         self.add(_RETURN, _ALLOW)
 
     def answer_truncation(self, answer: int) -> None:
-        """Of files that may only be read."""
+        """Refuse to write files that may only be read."""
         self.answer(("truncate",), answer)
         self.answer(("openat2",), _ERRNO | errno.ENOSYS)  # its flags are in memory; the C library does not use it
         for name, argument in (("open", 1), ("openat", 2)):
@@ -213,7 +213,7 @@ class Question(NamedTuple):
 
 
 def next_question(listener: int) -> Question | None:
-    """None if the process that asked is gone."""
+    """Receive a question; None if the process that asked is gone."""
     notice = bytearray(_NOTICE.size)
     try:
         fcntl.ioctl(listener, _RECEIVE, notice)

@@ -64,7 +64,7 @@ class SlotServer:
         return Worker.start(self.nursery, self.confinement.keeps)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """None if the client is gone."""
+        """Answer a request; None if the client is gone."""
         if "drop" in request:
             self._drop(request["drop"])
             return {}

@@ -86,7 +86,7 @@ def order_of_clone(flags: int, thread_number: int) -> tuple[int, ...]:
 
 
 def here() -> Processor:
-    """Of this machine. Raises OSError if the filters do not know it."""
+    """Return the numbers of this machine. Raises OSError if the filters do not know it."""
     try:
         return PROCESSORS[platform.machine()]
     except KeyError:

@@ -28,7 +28,10 @@ class BrokenWorker(Exception):
 
 
 class Listener:
-    """Where a process and its copies ask about forks and signals (`seccomp.ask`). Closed with the last of them."""
+    """The descriptor on which a process and its copies ask about forks and signals (`seccomp.ask`).
+
+    Closed with the last of them.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.users, self.forks = descriptor, 1, 0
@@ -58,7 +61,7 @@ class Worker:
 
     @classmethod
     def start(cls, nursery: Nursery, keeps: bool) -> Worker:
-        """Returns once it is forked; `wait_ready` before its first program."""
+        """Fork it and return; `wait_ready` before its first program."""
         ours, theirs = socket.socketpair()
         with theirs:
             pid = nursery.start(theirs)
@@ -66,7 +69,7 @@ class Worker:
         return cls(pid, ours, keeps)
 
     def wait_ready(self) -> None:
-        """Raises `BrokenWorker` with what went wrong."""
+        """Wait until it is ready. Raises `BrokenWorker` with what went wrong."""
         try:
             message, descriptors = wire.receive_with(self.control, 1)
             if descriptors:

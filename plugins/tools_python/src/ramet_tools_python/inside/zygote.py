@@ -103,7 +103,7 @@ class Zygote:
         self.wake = wake
 
     def run(self) -> None:
-        """Until the control socket ends or the client is no longer our parent."""
+        """Serve until the control socket ends or the client is no longer our parent."""
         poller = select.poll()
         poller.register(self.control, select.POLLIN)
         poller.register(self.woken, select.POLLIN)
@@ -155,7 +155,7 @@ class Zygote:
             os._exit(0)
 
     def _separate(self, client: socket.socket, folder: str, user: int | None) -> None:
-        """Returns in the first process of new namespaces; this one waits for its end."""
+        """Return in the first process of new namespaces; this one waits for its end."""
         os.makedirs(folder, 0o700)
         namespaces.leave()
         pid = os.fork()
