@@ -48,6 +48,8 @@ from ramet.plugins.sources import blocked_plugins
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
 
+# Hydra copies its store with every composition, a third of its time, and reads copies of the nodes in any case.
+setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010  # mypy does not allow the assignment
 _stored: dict[tuple[str, str], Choice] = {}  # (group, name) -> what the store holds; a node takes milliseconds to make
 
 OWN, CHOSEN_FOLDER, SHIPPED = "working directory", "--config-dir", "ramet"  # providers of the search path
