@@ -3,10 +3,11 @@
     make quickstart
     python bench/structure/run.py [--root runs]
 
-Files, lines, functions and keys are counted from the source. The paths are those of one real training step of the
-quickstart (engine torch, one process), with `sys.setprofile`: distinct functions of `ramet` and their files. A turn is
-from one request to the engine to the next one of the same rollout, less `engines/` and `models/`; frames above the tool
-are counted from the rollout's task, frames above the loss from the training loop, across threads and tasks.
+Files, lines, functions and keys are counted from the source; a private function has one caller if its name occurs once
+besides its definition, in all of core. The paths are those of one real training step of the quickstart (engine torch,
+one process), with `sys.setprofile`: distinct functions of `ramet` and their files. A turn is from one request to the
+engine to the next one of the same rollout, less `engines/` and `models/`; frames above the tool are counted from the
+rollout's task, frames above the loss from the training loop, across threads and tasks.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import tempfile
 import threading
 import typing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -83,7 +85,7 @@ def sizes() -> dict[str, int | float]:
         "lines": lines,
         "lines a file": round(lines / len(files)),
         "functions": len(functions),
-        "private functions with one caller": len(private),
+        "private functions with one caller (names that occur in one other place)": len(private),
         "of these at most 6 lines": sum((f.end_lineno or 0) - f.lineno < 6 for f in private),
         "try per 1,000 lines": round(1000 * sum(isinstance(node, ast.Try) for node in nodes) / lines, 1),
         "keys": leaves(Config),
@@ -113,120 +115,120 @@ def paths(inputs: Path) -> dict[str, Walk]:
     return walks
 
 
-@contextlib.contextmanager
-def watched(walks: dict[str, Walk]) -> Iterator[None]:
-    """Profile this thread and those that begin meanwhile; note the stacks at the tool and at the loss."""
-    turn, update, start = walks.values()
-    above: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
-    handed = threading.local()  # `stack`: of the thread that gave this one its work
+class Watch:
+    """Wrappers of the functions at which a path begins, ends, or has its frames noted."""
 
-    def profile(frame: FrameType, event: str, _: object) -> None:
+    def __init__(self, walks: dict[str, Walk]) -> None:
+        self.walks = walks
+        self.turn, self.update, self.start = walks.values()
+        self.above: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()  # of a task's creator
+        self.handed = threading.local()  # `stack`: of the thread that gave this one its work
+
+    def profile(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(str(CORE)):
             return
-        for walk in walks.values():
-            if walk.open and not (walk is turn and any(f"/{part}" in code.co_filename for part in NOT_OF_A_TURN)):
+        for walk in self.walks.values():
+            if walk.open and not (walk is self.turn and any(f"/{part}" in code.co_filename for part in NOT_OF_A_TURN)):
                 walk.functions.add(code)
 
-    def stack() -> list[str]:
+    def stack(self) -> list[str]:
         """Frames of ramet, outermost first; of a task also those that created it, up to the rollout's own task."""
         frame: FrameType | None = sys._getframe(2)
-        found: list[str] = []
+        names: list[str] = []
         while frame is not None:
             code = frame.f_code
             if code.co_filename.startswith(str(CORE)):
-                found.append(f"{Path(code.co_filename).relative_to(CORE)}:{code.co_qualname}")
+                names.append(f"{Path(code.co_filename).relative_to(CORE)}:{code.co_qualname}")
             frame = frame.f_back
-        found.reverse()
-        found = found[max((i + 1 for i, name in enumerate(found) if name.endswith("run_async")), default=0) :]
+        names.reverse()
+        names = names[max((i + 1 for i, name in enumerate(names) if name.endswith("run_async")), default=0) :]
         with contextlib.suppress(RuntimeError):
             task = asyncio.current_task()
             if task is not None and not task.get_name().startswith("rollout "):
-                found = [*above.get(task, []), *found]
-        return found
+                names = [*self.above.get(task, []), *names]
+        return names
 
-    patches: list[tuple[Any, str, Any]] = []
-
-    def patch(owner: Any, name: str, make: Any) -> None:
-        patches.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, make(getattr(owner, name)))
-
-    def generate(original: Any) -> Any:
+    def generate(self, original: Any) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
-            start.open = False
-            turn.open = False
+            self.start.open = self.turn.open = False
             result = await original(*args, **options)
-            turn.open = not turn.frames
+            self.turn.open = not self.turn.frames
             return result
 
         return call
 
-    def tool(original: Any) -> Any:
+    def tool(self, original: Any) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
-            turn.frames = turn.frames or stack()
+            self.turn.frames = self.turn.frames or self.stack()
             return await original(*args, **options)
 
         return call
 
-    def create_task(original: Any) -> Any:
-        def call(self: Any, coro: Any, **options: Any) -> Any:
-            task = original(self, coro, **options)
-            above[task] = stack()
+    def create_task(self, original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            task = original(*args, **options)
+            self.above[task] = self.stack()
             return task
 
         return call
 
-    def submit(original: Any) -> Any:
-        def call(self: Any, work: Any, /, *args: Any, **options: Any) -> Any:
-            above_work = stack()
+    def submit(self, original: Any) -> Any:
+        def call(pool: Any, work: Any, /, *args: Any, **options: Any) -> Any:
+            above_work = self.stack()
 
             def run() -> Any:
-                handed.stack = above_work
+                self.handed.stack = above_work
                 return work(*args, **options)
 
-            return original(self, run)
+            return original(pool, run)
 
         return call
 
-    def loss(original: Any) -> Any:
+    def loss(self, original: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            here = stack()
-            if not update.frames and any("update" in frame for frame in here):
-                both = [*handed.stack, *here]
+            here = self.stack()
+            if not self.update.frames and any("update" in frame for frame in here):
+                both = [*self.handed.stack, *here]
                 loop = next(i for i, frame in enumerate(both) if frame.startswith("train/loop.py"))
-                update.frames = both[loop:]
+                self.update.frames = both[loop:]
             return original(*args, **options)
 
         return call
 
-    def updating(original: Any) -> Any:
+    def updating(self, original: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            update.open = True
+            self.update.open = True
             try:
                 return original(*args, **options)
             finally:
-                update.open = False
+                self.update.open = False
 
         return call
 
+
+@contextlib.contextmanager
+def watched(walks: dict[str, Walk]) -> Iterator[None]:
+    """Profile this thread and those that begin meanwhile; note the stacks at the tool and at the loss."""
     from ramet.algorithms.losses import ppo_clip
     from ramet.policy import rank
 
-    patch(torch_engine.TorchEngine, "generate", generate)
-    patch(search_tool.SearchTool, "__call__", tool)
-    patch(asyncio.BaseEventLoop, "create_task", create_task)
-    patch(ThreadPoolExecutor, "submit", submit)
-    patch(ppo_clip.PpoClip, "__call__", loss)
-    patch(rank.PolicyRank, "update", updating)
-    sys.setprofile(profile)
-    threading.setprofile(profile)
-    try:
+    watch = Watch(walks)
+    wrapped: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (torch_engine.TorchEngine, "generate", watch.generate),
+        (search_tool.SearchTool, "__call__", watch.tool),
+        (asyncio.BaseEventLoop, "create_task", watch.create_task),
+        (ThreadPoolExecutor, "submit", watch.submit),
+        (ppo_clip.PpoClip, "__call__", watch.loss),
+        (rank.PolicyRank, "update", watch.updating),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, wrap in wrapped:
+            stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
+        for module in (sys, threading):
+            module.setprofile(watch.profile)
+            stack.callback(module.setprofile, None)
         yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-        for owner, name, original in patches:
-            setattr(owner, name, original)
 
 
 if __name__ == "__main__":
