@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ramet.config.catalog import typed_options
+from ramet.errors import ConfigError
 from ramet.testing import check_plugin
 from ramet_release.aepo import AepoRelease
 from ramet_release.arpo import ArpoRelease
@@ -50,8 +52,8 @@ def test_the_draw_is_the_other_way_round_and_penalised(
     ],
 )
 def test_options_of_the_probe_that_cannot_be_are_refused(bad: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        AepoReleaseConfig(**bad)
+    with pytest.raises((ConfigError, ValueError)) as caught:
+        typed_options(AepoReleaseConfig, bad)
     assert str(caught.value) == message
 
 
@@ -61,10 +63,10 @@ def test_options_of_the_probe_that_cannot_be_are_refused(bad: dict[str, Any], me
     [
         ({"initial_rollouts": 0}, "initial_rollouts must be at least 1, got 0"),
         ({"beam_size": 0}, "beam_size must be at least 1, got 0"),
-        ({"branch_probability": 1.5}, "branch_probability must be in [0, 1], got 1.5"),
+        ({"branch_probability": 1.5}, "branch_probability must be at least 0 and at most 1, got 1.5"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: type, bad: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        options(**bad)
+    with pytest.raises((ConfigError, ValueError)) as caught:
+        typed_options(options, bad)
     assert str(caught.value) == message

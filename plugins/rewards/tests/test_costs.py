@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ramet import CallStatus, Rollout, Task, ToolRecord, user_prompt
+from ramet.config.catalog import typed_options
+from ramet.errors import ConfigError
 from ramet.testing.doubles import written_rollout
 from ramet.testing.reward import check_reward
 from ramet_rewards.config import LengthConfig, RepetitionConfig, ToolCostConfig
@@ -81,19 +83,20 @@ def test_a_long_rollout_is_counted_quickly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("options", "given", "problem"),
     [
-        (lambda: LengthConfig(max_tokens=5, free_tokens=5),
-         "free_tokens must be at least 0 and under max_tokens=5, got 5"),
-        (lambda: ToolCostConfig(cost=-1, costs={"a": -2}),
-         "cost must be at least 0, got -1; costs.a must be at least 0, got -2"),
-        (lambda: RepetitionConfig(ngram=0), "ngram must be over 0, got 0"),
-        (lambda: RepetitionConfig(free_share=1), "free_share must be at least 0 and under 1, got 1"),
+        (LengthConfig, {"max_tokens": 5, "free_tokens": 5}, "free_tokens must be under max_tokens=5, got 5"),
+        (LengthConfig, {"free_tokens": -1}, "free_tokens must be at least 0, got -1"),
+        (ToolCostConfig, {"cost": -1, "free_calls": -1, "most": -1}, "cost must be at least 0, got -1.0; free_calls "
+         "must be at least 0, got -1; most must be at least 0, got -1.0"),
+        (ToolCostConfig, {"costs": {"a": -2}}, "costs.a must be at least 0, got -2.0"),
+        (RepetitionConfig, {"ngram": 0}, "ngram must be over 0, got 0"),
+        (RepetitionConfig, {"free_share": 1}, "free_share must be at least 0 and under 1, got 1.0"),
     ],
 )  # fmt: skip
-def test_options_that_cannot_be_are_refused(make: Any, problem: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        make()
+def test_options_that_cannot_be_are_refused(options: type[Any], given: dict[str, Any], problem: str) -> None:
+    with pytest.raises((ConfigError, ValueError)) as caught:
+        typed_options(options, given)
     assert str(caught.value) == problem
 
 

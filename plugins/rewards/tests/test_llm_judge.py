@@ -15,6 +15,7 @@ from ramet import ConfigError, InfraError, OpenAIOptions, Rollout, Score
 from ramet.helpers.openai import client as client_module
 from ramet.plugins.instance_keys import instance_of
 from ramet.testing import OpenAIServer, RawReply, check_reward, local_services
+from ramet.types.option import option_problems
 from ramet_rewards.config import LlmJudgeConfig
 from ramet_rewards.judge_prompts import PROMPTS, fill, verdict
 from ramet_rewards.llm_judge import LlmJudge
@@ -129,11 +130,9 @@ def test_a_server_that_cannot_be_asked_is_said_before_the_first_score(write: Any
 
 def test_what_the_judge_sets_itself_is_no_extra() -> None:
     with pytest.raises(ValueError) as caught:
-        LlmJudgeConfig(max_tokens=0, extra={"temperature": 1, "n": 2, "seed": 3})
-    assert str(caught.value) == (
-        "max_tokens must be over 0, got 0; extra holds n, temperature; allowed: parameters that the judge does not set "
-        "itself"
-    )
+        LlmJudgeConfig(extra={"temperature": 1, "n": 2, "seed": 3})
+    assert str(caught.value) == ("extra holds n, temperature; allowed: parameters that the judge does not set itself")
+    assert list(option_problems(LlmJudgeConfig(max_tokens=0))) == ["max_tokens must be over 0, got 0"]
 
 
 @pytest.mark.parametrize(
