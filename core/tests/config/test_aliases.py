@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 from omegaconf import OmegaConf
 
-from ramet.config.aliases import NAMES, meant
+from ramet import BranchPolicy, option
+from ramet.config.aliases import meant, names_of_others
 from ramet.config.compose import layers
 from ramet.config.keys import JOBS, unused_key
 from ramet.config.schema import Config, SftConfig
 from ramet.config.sections import GROUPS
 from ramet.config.settings import leaf_keys
 from ramet.errors import ConfigError
+from ramet.plugins import load_plugins
+from ramet.plugins.registry import Entry
 
 MODEL = "model.path=m"
+NAMES = names_of_others()
 Problems = Callable[..., list[str]]
 
 
@@ -143,3 +147,16 @@ def test_options_of_a_component_are_its_own(problems: Problems) -> None:
 def test_why_suggests_too() -> None:
     with pytest.raises(ConfigError, match=r"^num_generations: no such key\. Did you mean 'rollout\.group_size'\?"):
         layers([MODEL], job="train").origins("num_generations")
+
+
+@dataclass(kw_only=True, slots=True)
+class Options:
+    beam: int = option(2, "rows", aka="num_beams beams")
+
+
+def test_an_option_of_a_plugin_declares_its_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry: Entry[BranchPolicy] = Entry(
+        kind="branch_policy", name="mine", factory=lambda options: options, config=Options, plugin="p", distribution="d"
+    )
+    monkeypatch.setitem(load_plugins().registries.branch_policies._entries, "mine", entry)
+    assert meant("rollout.num_beams", lambda key: key == "branch_policy.params.beam") == ["branch_policy.params.beam"]

@@ -1,35 +1,39 @@
 """What other trainers call our keys: verl (`ppo_trainer.yaml`), TRL (`GRPOConfig`, `SFTConfig`), OpenRLHF's options.
 
-Used for one thing: the "did you mean" of an unknown key. No alias is ever accepted as a key. Names of a key of
-the core are beside it (`option(aka=…)`).
+Used for one thing: the "did you mean" of a key that does not exist. No alias is ever accepted as a key. The names of a
+key, the core's or a component's option, stand beside it (`option(aka=…)`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from ramet.config.keys import OTHER_NAMES
 from ramet.config.sections import COMPONENTS
+from ramet.plugins import load_plugins
+from ramet.plugins.registry import Registry
 
-# Options of components that several of them have, or that others call the same -> the names of others.
-OF_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "engine.params.tensor_parallel": (
-        "tensor_model_parallel_size", "tensor_parallel_size", "vllm_tensor_parallel_size",
-    ),
-    "engine.params.gpu_memory_utilization": ("rollout.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
-    "engine.params.slots": ("max_num_seqs",),
-    "advantage.params.gamma": ("algorithm.gamma",),
-    "advantage.params.lam": ("algorithm.lam", "gae_lambda", "lambd"),
-    "advantage.params.normalize_std": ("algorithm.norm_adv_by_std_in_grpo", "scale_rewards"),
-    "advantage.params.critic_lr": ("critic.optim.lr", "critic_learning_rate"),
-    "policy_loss.params.clip_low": ("clip_ratio", "clip_ratio_low", "epsilon", "eps_clip", "cliprange"),
-    "policy_loss.params.clip_high": ("clip_ratio_high", "epsilon_high"),
-    "policy_loss.params.dual_clip": ("clip_ratio_c",),
-}  # fmt: skip
-NAMES = {**OTHER_NAMES, **OF_OPTIONS}
 # Sections of others that only look like one of ours: a key in them is no slip of the keyboard.
 FOREIGN_SECTIONS = frozenset({"actor_rollout_ref", "trainer", "critic", "custom_reward_function", "reward_model"})
 COMPONENT_SECTIONS = frozenset(group.name for group in COMPONENTS)
+
+
+def names_of_others() -> dict[str, list[str]]:
+    """Return our keys with the names that others have for them.
+
+    An option that several components of a group have counts with the names that any of them declares.
+    """
+    names = {key: [*aliases] for key, aliases in OTHER_NAMES.items()}
+    plugins = load_plugins()
+    for group in (group for group in COMPONENTS if not group.many):
+        registry: Registry[Any] = plugins.engines if group.kind is None else getattr(plugins.registries, group.kind)
+        for options in (entry.config for entry in registry if entry.config is not None):
+            for field in dataclasses.fields(options):
+                if isinstance(aliases := field.metadata.get("aka"), list) and aliases:
+                    names.setdefault(f"{group.name}.params.{field.name}", []).extend(aliases)
+    return names
 
 
 def meant(key: str, accepts: Callable[[str], bool]) -> list[str] | None:
@@ -40,11 +44,12 @@ def meant(key: str, accepts: Callable[[str], bool]) -> list[str] | None:
     """
     parts = key.split(".")
     ends = 1 if parts[0] in COMPONENT_SECTIONS else len(parts)
+    ours = names_of_others()
     for start in range(ends):
         name = ".".join(parts[start:])
         if start and accepts(name):
             return [name]
-        targets = [target for target, names in NAMES.items() if name in names]
+        targets = [target for target, names in ours.items() if name in names]
         if targets:
             return [target for target in targets if accepts(target)]
     return None

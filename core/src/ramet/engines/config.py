@@ -16,7 +16,7 @@ class TorchEngineConfig:
     rollout allow. prefill_tokens: prompt tokens computed between two decode steps at most.
     """
 
-    slots: int = option(64, minimum=4, resume=Resume.MEMORY)
+    slots: int = option(64, minimum=4, resume=Resume.MEMORY, aka="max_num_seqs")
     max_tokens: int | None = None
     prefill_tokens: int = 2048
 
@@ -39,14 +39,21 @@ class VllmEngineConfig:
     and up to so many less one are sampled after a stop and dropped.
     """
 
-    tensor_parallel: int = option(1, minimum=1, resume=Resume.FAILURES)
+    tensor_parallel: int = option(
+        1,
+        minimum=1,
+        resume=Resume.FAILURES,
+        aka="tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size",
+    )
     timeout_s: float = option(600.0, above=0, resume=Resume.PATIENCE)
     transfer: str | None = option(None, choices=("host", "nccl", "ipc"))
-    slots: int = option(256, minimum=1, resume=Resume.MEMORY)
+    slots: int = option(256, minimum=1, resume=Resume.MEMORY, aka="max_num_seqs")
     max_tokens: int | None = None
     prefill_tokens: int | None = None
     kv_cache_bytes: int | None = option(None, resume=Resume.MEMORY)
-    gpu_memory_utilization: float = option(0.5, above=0, maximum=1, resume=Resume.MEMORY)
+    gpu_memory_utilization: float = option(
+        0.5, above=0, maximum=1, resume=Resume.MEMORY, aka="rollout.gpu_memory_utilization vllm_gpu_memory_utilization"
+    )
     enforce_eager: bool | None = None
     seeds: bool = False
     stream_interval: int = option(1, minimum=1)

@@ -13,7 +13,11 @@ EPS_HELP = "added to the standard deviation"
 class GrpoConfig:
     """GRPO (arXiv 2402.03300). normalize_std False gives the Dr. GRPO advantage."""
 
-    normalize_std: bool = option(True, "false: no division by the group's standard deviation (Dr. GRPO)")
+    normalize_std: bool = option(
+        True,
+        "false: no division by the group's standard deviation (Dr. GRPO)",
+        aka="algorithm.norm_adv_by_std_in_grpo scale_rewards",
+    )
     eps: float = option(1e-6, EPS_HELP, above=0)
 
 
@@ -60,13 +64,19 @@ class TreeGrpoConfig:
 class GaeConfig:
     """Generalized advantage estimation (arXiv 1506.02438) with a critic."""
 
-    gamma: float = option(1.0, "discount of a reward for every time step before it", minimum=0, maximum=1)
+    gamma: float = option(
+        1.0, "discount of a reward for every time step before it", minimum=0, maximum=1, aka="algorithm.gamma"
+    )
     lam: float = option(
-        1.0, "1: the advantage uses the return alone; 0: the critic's value of the next token", minimum=0, maximum=1
+        1.0,
+        "1: the advantage uses the return alone; 0: the critic's value of the next token",
+        minimum=0,
+        maximum=1,
+        aka="algorithm.lam gae_lambda lambd",
     )
     skip_inserted: bool = option(True, "only sampled tokens are time steps; false: all tokens, as released")
     whiten: bool = option(True, "advantages get mean 0 and standard deviation 1 over all sampled tokens of the step")
-    critic_lr: float = option(1e-5, minimum=0)
+    critic_lr: float = option(1e-5, minimum=0, aka="critic.optim.lr critic_learning_rate")
     critic_warmup_steps: int = option(0, "first training steps in which only the critic is updated", minimum=0)
     value_clip: float = option(
         0.5, "a value moves at most so far from the one before the update, in the critic's loss", above=0

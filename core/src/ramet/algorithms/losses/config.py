@@ -12,9 +12,17 @@ from ramet.types.option import option
 class PpoClipConfig:
     """The clipped surrogate of PPO (arXiv 1707.06347)."""
 
-    clip_low: float = option(0.2, "the ratio counts from 1 - clip_low", minimum=0, maximum=1)
-    clip_high: float = option(0.2, "to 1 + clip_high; DAPO: 0.28", minimum=0)
-    dual_clip: float | None = option(3.0, "bound of the ratio where the advantage is negative; null: none", above=1)
+    clip_low: float = option(
+        0.2,
+        "the ratio counts from 1 - clip_low",
+        minimum=0,
+        maximum=1,
+        aka="clip_ratio clip_ratio_low epsilon eps_clip cliprange",
+    )
+    clip_high: float = option(0.2, "to 1 + clip_high; DAPO: 0.28", minimum=0, aka="clip_ratio_high epsilon_high")
+    dual_clip: float | None = option(
+        3.0, "bound of the ratio where the advantage is negative; null: none", above=1, aka="clip_ratio_c"
+    )
 
 
 class RatioUnit(StrEnum):
