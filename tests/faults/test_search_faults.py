@@ -145,7 +145,7 @@ def test_when_rollouts_are_to_be_masked_they_do_not_wait(options: dict[str, Any]
     outcomes, requests = asyncio.run(main())
     assert {outcome.status for outcome in outcomes} == {CallStatus.INFRA}
     assert requests < ROLLOUTS and time.monotonic() - started < 8
-    assert all("HTTP 500" in outcome.text for outcome in outcomes)
+    assert all("500 Internal Server Error" in outcome.text for outcome in outcomes)
 
 
 def test_stored_answers_are_given_while_the_service_is_down(options: dict[str, Any]) -> None:
