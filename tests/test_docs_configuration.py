@@ -13,7 +13,7 @@ import pytest
 from ramet.cli import main
 from ramet.config.compose import compose
 from ramet.config.keys import JOBS
-from ramet.config.schema import ColumnsConfig
+from ramet.data.layout import Columns
 from ramet.data.tasks import load_tasks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +66,7 @@ def test_both_layouts_of_the_page_give_the_same_question_and_answer(tmp_path: Pa
 
 def test_the_columns_of_the_page_are_those_that_can_be_named() -> None:
     named = set(re.findall(r"^\| `(\w+)` \|", DATA, re.MULTILINE)) | set(re.findall(r"data\.columns\.(\w+)", DATA))
-    assert named == set(ColumnsConfig.__dataclass_fields__)
+    assert named == set(Columns.__dataclass_fields__)
 
 
 def test_the_table_names_every_section_and_the_jobs_that_build_it() -> None:

@@ -183,7 +183,7 @@ CASES = {
     ),
     "`fork` raises": Mistake(
         {"vault_fork": vault("vault_fork", fork="return state.tries"), "forks": FORKS},
-        ("rollout_step=vault_fork", "branch_policy=forks", "rollout.max_infra_rate=1"), exit_code=0,
+        ("rollout_step=vault_fork", "branch_policy=forks", "rollout.max_masked_share=1"), exit_code=0,
     ),
     "`begin` returns": of_step("vault_begin", vault("vault_begin", begin='return "The vault is locked. "')),
 }  # fmt: skip

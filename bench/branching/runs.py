@@ -136,8 +136,9 @@ def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: str, seed: 
     return [
         f"model.path={model}", f"sft.data=[{folder / 'data' / f'{phase}.jsonl'}]", f"run.root={folder}",
         f"run.name={phase}", f"run.seed={seed}", "run.threads=1", "rollout_step.system_prompt=never",
-        kind.tool, "sft.epochs=1", "sft.sequences_per_step=32", f"sft.lr={lr}", "sft.beta2=0.98",
-        "sft.warmup_ratio=0.05", "sft.save_every=100000", "sft.log_every=25", "trackers=[jsonl]",
+        kind.tool, "sft.epochs=1", "sft.sequences_per_step=32", f"sft.lr={lr}", "sft.trainer.adam_beta2=0.98",
+        "sft.trainer.warmup_ratio=0.05", "sft.trainer.save_steps=100000", "sft.trainer.logging_steps=25",
+        "trackers=[jsonl]",
     ]  # fmt: skip
 
 
@@ -154,7 +155,8 @@ def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int, steps: i
         f"train.steps={steps}", f"train.tasks_per_step={TASKS}", "train.minibatches=2", "train.epochs=1",
         "train.old_logprobs=engine", "train.kl_coef=0.0", "train.entropy_coef=0.0", "rollout.first_tokens=20",
         "policy_loss.params.dual_clip=3.0",  # the same in all arms: presets differ in it
-        f"train.eval_every={EVERY}", "train.eval_first=true", "train.eval_temperature=1.0", "train.save_every=100000",
+        f"train.eval_every={EVERY}", "train.eval_first=true", "train.eval_sampling.temperature=1.0",
+        "train.save_every=100000",
         "policy.lr=0.0002", "policy.beta2=0.95", "policy.weight_decay=0.0", "policy.schedule=linear",
         "policy.min_lr_ratio=0.1", "trackers=[jsonl]",
         *ARMS[arm],

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import measured, print_table, shown, spread, write_results
 
-from ramet.config.schema import Config, WandbConfig, WandbMode
+from ramet.config.schema import Config
 from ramet.tracking.background import BackgroundTracker
 from ramet.tracking.trackers import Trackers, make_trackers
 from ramet.types import TrackedRun
@@ -56,7 +56,7 @@ class Raises(Hangs):
 def trackers_of(side: str, folder: Path) -> Trackers:
     """Made and ready, so that imports and connections are not counted."""
     chosen = [] if side in OWN else [side]
-    config = Config(trackers=chosen, wandb=WandbConfig(mode=WandbMode.OFFLINE))
+    config = Config(trackers=chosen, wandb={"mode": "offline"})
     trackers = make_trackers(config, TrackedRun(folder=folder, total_steps=0, job="train", id="bench"))
     if side in OWN:
         trackers.background[side] = BackgroundTracker(side, Hangs if side == "hangs" else Raises)

@@ -26,7 +26,7 @@ def traces(tmp_path: Path) -> Path:
 
 
 def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp_path: Path):
-    command = workspace.train("run.root=runs", "run.name=new", "data.limit=5")
+    command = workspace.train("run.root=runs", "run.name=new", "data.limits.train=5")
     before = everything(tmp_path), everything(workspace.folder)
     ended = ramet(*command, "--dry-run", cwd=tmp_path)
     assert (everything(tmp_path), everything(workspace.folder)) == before
@@ -87,7 +87,7 @@ def test_the_files_of_the_plan_are_those_of_the_run(ramet, workspace, tmp_path: 
 def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, workspace, traces: Path, tmp_path: Path):
     before = everything(tmp_path)
     common = [f"model.path={workspace.model}", "run.name=new", "--dry-run"]
-    ended = ramet("sft", *common, f"sft.data=[{traces}]", "sft.max_steps=3", "sft.out=trained", cwd=tmp_path)
+    ended = ramet("sft", *common, f"sft.data=[{traces}]", "sft.trainer.max_steps=3", "run.out=trained", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert f"rows 4 from {traces}" in " ".join(ended.out.split())
     assert "steps 3, each of 16 sequences" in " ".join(ended.out.split())

@@ -80,7 +80,7 @@ def test_an_evaluation_goes_on_after_a_full_disk_with_what_it_had(ramet, workspa
     out = small_disk.folder / "results.json"
     command = [
         "eval", f"model.path={workspace.model}", "benchmarks=[arithmetic]", "benchmarks.arithmetic.limit=4",
-        f"run.root={tmp_path}", "run.name=measured", f"evaluate.out={out}", "evaluate.k=2",
+        f"run.root={tmp_path}", "run.name=measured", f"run.out={out}", "evaluate.k=2",
         "rollout_step.system_prompt=never", "rollout.max_response_tokens=8", "data.max_prompt_tokens=64",
         "engine.params.slots=8",
     ]  # fmt: skip

@@ -86,7 +86,7 @@ def steps_of(run: Path) -> dict[int, list[GroupRecord]]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_steps_on_the_published_data_are_killed_between_and_resumed(command: Command, model, tmp_path, engine):
     argv = small_run(
-        model, f"engine={engine}", f"data.train=[{TRAIN}]", f"data.limit={LIMIT}", "data.max_prompt_tokens=1300",
+        model, f"engine={engine}", f"data.train=[{TRAIN}]", f"data.limits.train={LIMIT}", "data.max_prompt_tokens=1300",
         "rewards=[qa_f1]", "train.steps=2",
     )  # fmt: skip
     code, log = command(*argv, E2E_KILL="saved:1", E2E_KILL_LOG=str(tmp_path / "killed"))
@@ -133,7 +133,7 @@ def test_the_published_prompts_train_with_both_tools_that_they_promise(ramet, mo
     built = ramet("corpus", "build", str(CACHE), "--out", "corpus.sqlite", cwd=tmp_path)
     assert (built.code, built.out) == (0, "corpus.sqlite: 8294 passages, 4 stored failures left out\n"), built.err
     argv = small_run(
-        model, "algorithm=arpo", f"data.train=[{TRAIN}]", "data.limit=32", "data.max_prompt_tokens=1300",
+        model, "algorithm=arpo", f"data.train=[{TRAIN}]", "data.limits.train=32", "data.max_prompt_tokens=1300",
         "tools=[python,search]", "tools.search.params.corpus=corpus.sqlite", "rewards=[deep_research]", "train.steps=1",
         "train.minibatches=1",
     )  # fmt: skip
@@ -178,7 +178,8 @@ def test_rows_in_the_published_form_call_both_tools_that_their_prompt_promises(r
     tools = ["tools=[python,search]", "tools.search.params.corpus=corpus.sqlite", "tools.python.params.preload=[]"]
     taught = ramet(
         "sft", f"model.path={model}", "sft.data=[traces.jsonl]", "run.root=.", "run.name=sft", "run.threads=1", *tools,
-        "sft.lr=5e-3", "sft.sequences_per_step=4", "sft.max_steps=60", "sft.warmup_ratio=0", "sft.schedule=constant",
+        "sft.lr=5e-3", "sft.sequences_per_step=4", "sft.trainer.max_steps=60", "sft.trainer.warmup_ratio=0",
+        "sft.trainer.lr_scheduler_type=constant_with_warmup",
         cwd=tmp_path,
     )  # fmt: skip
     assert taught.code == 0, taught.err
@@ -225,8 +226,8 @@ def test_a_run_refuses_to_go_on_with_another_order_or_other_data(ramet, model: P
     assert ramet(*argv, cwd=tmp_path).code == 0
     for change, key in (
         ("run.seed=4", "run.seed"),
-        ("data.shuffle=false", "data.shuffle"),
-        ("data.limit=3", "data.limit"),
+        ("data.order=file", "data.shuffle"),
+        ("data.limits.train=3", "data.limits.train"),
     ):
         ended = ramet(*argv, change, "train.steps=2", cwd=tmp_path)
         assert ended.code == 1 and any(f"{key} was" in error for error in ended.errors), ended.err

@@ -63,7 +63,7 @@ def test_accuracy_falls_when_the_corpus_is_permuted(ramet, played: Played, tmp_p
     for corpus in ("corpus", "permuted"):
         ended = ramet(
             "eval", "experiment=quickstart_search", f"model.path={played.run / 'model'}", f"run.name={corpus}",
-            f"benchmarks.files.params.paths=[{played.data / 'test.jsonl'}]", "evaluate.temperature=0",
+            f"benchmarks.files.params.paths=[{played.data / 'test.jsonl'}]", "evaluate.sampling.temperature=0",
             f"tools.search.params.corpus={played.data / corpus}.sqlite",
             cwd=tmp_path, RAMET_PLUGINS="",
         )  # fmt: skip

@@ -215,7 +215,7 @@ def overrides(model: Path, root: Path, url: str) -> list[str]:
     return [
         f"model.path={model}", f"run.root={root}", "run.name=measured", "engine=openai",
         f"engine.params.server.urls=[{url}]", "engine.params.server.retries=0", "engine.params.logprobs=true",
-        "benchmarks=[arithmetic]", "benchmarks.arithmetic.limit=3", "evaluate.k=2", "evaluate.temperature=1.0",
+        "benchmarks=[arithmetic]", "benchmarks.arithmetic.limit=3", "evaluate.k=2", "evaluate.sampling.temperature=1.0",
         "rollout_step.system_prompt=never", "rollout.max_response_tokens=32", "data.max_prompt_tokens=64",
     ]  # fmt: skip
 

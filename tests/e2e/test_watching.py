@@ -86,7 +86,7 @@ def train(workspace, tmp_path, *more: str) -> list[str]:
 def test_a_terminal_shows_a_live_line_and_keeps_whole_lines(ramet, workspace, tmp_path, columns: int, no_colour: str):
     with terminal(columns) as shown:
         environment = {**TERMINAL, "NO_COLOR": no_colour}
-        arguments = train(workspace, tmp_path, "train.print_samples=1", "policy.lr=0")
+        arguments = train(workspace, tmp_path, "trackers=[console,jsonl,samples]", "policy.lr=0")
         ended = ramet.start(*arguments, cwd=tmp_path, screen=shown.path, **environment).wait()
     assert ended.code == 0
     counts = [tuple(map(int, found.groups())) for frame in shown.frames if (found := ROLLOUTS.match(frame))]
@@ -96,7 +96,7 @@ def test_a_terminal_shows_a_live_line_and_keeps_whole_lines(ramet, workspace, tm
     lines = [line for line in shown.screen if line]
     table = [i for i, line in enumerate(lines) if re.match(r"[12]/2 ", line)]
     assert [lines[table[0] - 1].split()[:2], len(table)] == [["step", "reward"], 2]
-    assert sum(line.startswith("step 1, rollout 1 of 1 (best): reward ") for line in lines) == 1
+    assert sum(line.startswith("step 1, rollout 1 of 2 (best): reward ") for line in lines) == 1
     assert lines[-1] == f"model in {tmp_path}/run/model; report: ramet report {tmp_path}/run"
     assert not [line for line in lines if "rollouts " in line and " x 8 rollouts" not in line]
     assert ("\x1b[36m" in shown.text) == (not no_colour)

@@ -58,7 +58,7 @@ def test_a_hanging_call_ends_by_its_deadline_although_the_clock_goes_back(worksp
     """F24."""
     started = time.monotonic()
     hanging = ["tools.fault_tool.params.straggler=/1", "tools.fault_tool.timeout_s=0.3", "tools.fault_tool.retries=0"]
-    workspace.train("hanging", *hanging, "rollout.max_infra_rate=1", steps=1)
+    workspace.train("hanging", *hanging, "rollout.max_masked_share=1", steps=1)
     assert time.monotonic() - started < 60
     masked = [r["id"] for group in workspace.records("hanging", 1) for r in group["rollouts"] if r["fault"]]
     assert masked == ["1", "1", "1"]

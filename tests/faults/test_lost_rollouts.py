@@ -57,7 +57,7 @@ def test_a_step_that_lost_rollouts_stops_the_run_and_names_both_counts(workspace
 
 def test_masked_rollouts_are_not_lost_ones(workspace):
     """F33: masks explain what is missing from a group's statistics."""
-    workspace.train("masked", "rollout.deadline_s=1e-6", "rollout.max_infra_rate=1", steps=1)
+    workspace.train("masked", "rollout.deadline_s=1e-6", "rollout.max_masked_share=1", steps=1)
     assert all(rollout["fault"] for group in workspace.records("masked", 1) for rollout in group["rollouts"])
     assert workspace.metrics("masked")[0]["rollout/masked_share"] == 1
 

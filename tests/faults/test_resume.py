@@ -106,7 +106,7 @@ def test_other_training_data_is_refused_with_its_fingerprints(workspace, refused
     assert f"now there are {len(rows)} of" in problem or f"now there are {len(rows)} tasks of" in problem
 
 
-@pytest.mark.parametrize("more", [["data.limit=5"], ["data.max_prompt_tokens=12"]])
+@pytest.mark.parametrize("more", [["data.limits.train=5"], ["data.max_prompt_tokens=12"]])
 def test_another_choice_of_the_same_data_is_refused_too(workspace, refused, more):
     """F30: what is left out shifts everything after it."""
     problems = refused(*more, "run.allow_config_change=true")
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_other_data_is_refused_even_where_the_manifest_agrees(wo
     """F30: somebody copied checkpoints from another run."""
     run = workspace.runs / "copied"
     shutil.copytree(workspace.runs / stopped, run)
-    workspace.train("other", "data.limit=6", steps=1)
+    workspace.train("other", "data.limits.train=6", steps=1)
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(workspace.runs / "other/checkpoints", run / "checkpoints")
     with pytest.raises(ConfigError, match="step_000001: written with other training data"):
@@ -165,8 +165,8 @@ OTHER_TASKS = (
 def test_an_evaluation_of_other_tasks_is_refused(workspace, tmp_path, monkeypatch):
     """F30, in `ramet eval`: finished tasks are kept, so they must be the same tasks."""
     out = tmp_path / "results.json"
-    evaluate(compose(workspace.measure("first", f"evaluate.out={out}"), job="eval"))
-    more = ["benchmarks.arithmetic.params.seed=99", f"evaluate.out={out}"]
+    evaluate(compose(workspace.measure("first", f"run.out={out}"), job="eval"))
+    more = ["benchmarks.arithmetic.params.seed=99", f"run.out={out}"]
     with pytest.raises(ConfigError, match=OTHER_TASKS):
         evaluate(compose(workspace.measure("second", *more), job="eval"))
 
@@ -174,7 +174,7 @@ def test_an_evaluation_of_other_tasks_is_refused(workspace, tmp_path, monkeypatc
 @pytest.mark.parametrize("limit", [6, 7], ids=["an epoch ends between two steps", "an epoch ends within a step"])
 def test_a_run_resumed_where_an_epoch_ends_takes_the_exact_next_tasks(workspace, limit):
     """F31: 3 tasks a step; after step 2 an epoch of 6 is over, and one of 7 within step 3."""
-    data = f"data.limit={limit}"
+    data = f"data.limits.train={limit}"
     whole, cut = f"whole_{limit}", f"cut_{limit}"
     workspace.train(whole, data, steps=5)
     for steps in (2, 3, 5):
@@ -188,7 +188,7 @@ def test_a_run_resumed_where_an_epoch_ends_takes_the_exact_next_tasks(workspace,
         assert workspace.sampled(cut, step) == workspace.sampled(whole, step)
 
 
-@pytest.mark.parametrize("change", ["train.tasks_per_step=2", "run.seed=12", "data.shuffle=false"])
+@pytest.mark.parametrize("change", ["train.tasks_per_step=2", "run.seed=12", "data.order=file"])
 @pytest.mark.parametrize("allowed", ["false", "true"])
 def test_what_decides_which_tasks_a_step_gets_is_never_changed_on_the_way(refused, change, allowed):
     """F31: the exact next task, or no next task."""

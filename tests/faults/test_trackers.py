@@ -144,8 +144,8 @@ def test_fine_tuning_is_tracked_with_its_exit_code(workspace, tmp_path):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = [
         f"model.path={workspace.model}", f"sft.data=[{data}]", f"run.root={tmp_path}", "run.name=sft",
-        "sft.sequences_per_step=4", "sft.max_steps=4", "sft.save_every=1", "sft.log_every=1",
-        "rollout_step.system_prompt=never", "trackers=[stops]",
+        "sft.sequences_per_step=4", "sft.trainer.max_steps=4", "sft.trainer.save_steps=1",
+        "sft.trainer.logging_steps=1", "rollout_step.system_prompt=never", "trackers=[stops]",
     ]  # fmt: skip
     with pytest.raises(Stopped):
         sft(compose(overrides, job="sft"))

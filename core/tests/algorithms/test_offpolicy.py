@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ramet.algorithms.offpolicy import off_policy_weights
-from ramet.config.schema import TisLevel, TrainConfig
+from ramet.config.schema import TrainConfig
 from ramet.types import LossInputs
 
 Tokens = Callable[..., LossInputs]
@@ -41,7 +41,7 @@ def test_a_weight_is_the_truncated_ratio_of_trainer_to_engine(tokens: Tokens) ->
 def test_weights_carry_no_gradient(tokens: Tokens) -> None:
     given = tokens([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
     given.old_logprobs.requires_grad_()
-    for options in (TrainConfig(), TrainConfig(tis_level=TisLevel.SEQUENCE)):
+    for options in (TrainConfig(), TrainConfig(off_policy={"tis_level": "sequence"})):
         assert not off_policy_weights(given, options).weight.requires_grad
 
 
@@ -56,7 +56,7 @@ def test_a_sequence_has_the_product_of_its_tokens_ratios_and_inserted_tokens_non
         [-1.0, 0.0, -1.5, -1.0, -3.0], [-1.2, 9.0, -1.6, -2.0, -3.0],
         mask=[1.0, 0.0, 1.0, 1.0, 1.0], sequences=[0.0, 0.0, 0.0, 1.0, 1.0],
     )  # fmt: skip
-    found = off_policy_weights(given, TrainConfig(tis_cap=2.0, tis_level=TisLevel.SEQUENCE))
+    found = off_policy_weights(given, TrainConfig(tis_cap=2.0, off_policy={"tis_level": "sequence"}))
     e = 2.718281828
     torch.testing.assert_close(found.weight, torch.tensor([e**0.3, e**0.3, e**0.3, 2.0, 2.0]))
     assert found.truncated.tolist() == [0.0, 0.0, 0.0, 1.0, 1.0]
@@ -64,7 +64,7 @@ def test_a_sequence_has_the_product_of_its_tokens_ratios_and_inserted_tokens_non
 
 def test_a_token_whose_ratio_leaves_the_band_weighs_nothing(tokens: Tokens) -> None:
     given = tokens([-1.0, -1.0, -1.0, 0.0], [-1.1, -0.2, -2.8, -9.0], mask=[1.0, 1.0, 1.0, 0.0])
-    found = off_policy_weights(given, TrainConfig(tis_cap=None, token_band=[0.5, 5.0]))
+    found = off_policy_weights(given, TrainConfig(tis_cap=None, off_policy={"token_band": [0.5, 5.0]}))
     assert found.weight.tolist() == [1.0, 0.0, 0.0, 1.0]  # e^0.1, e^-0.8, e^1.8; the last one was not sampled
     assert found.left_out.tolist() == [0.0, 1.0, 1.0, 0.0]
 
@@ -73,7 +73,7 @@ def test_a_sequence_whose_mean_leaves_the_band_weighs_nothing(tokens: Tokens) ->
     given = tokens(
         [-1.0, -1.0, -1.0, -1.0], [-1.4, -0.6, -1.4, -1.2], sequences=[0.0, 0.0, 1.0, 1.0]
     )  # means of log rho: 0 and 0.3
-    found = off_policy_weights(given, TrainConfig(tis_cap=None, sequence_band=[0.9, 1.1]))
+    found = off_policy_weights(given, TrainConfig(tis_cap=None, off_policy={"sequence_band": [0.9, 1.1]}))
     assert found.weight.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -82,12 +82,13 @@ def test_a_negative_sequence_that_the_policy_left_weighs_nothing(tokens: Tokens)
         [-1.0] * 6, [-1.0] * 6, policy=[-1.5, -1.5, -1.5, -1.5, -1.0, -1.2],
         advantages=[-1.0, -1.0, 1.0, 1.0, -1.0, -1.0], sequences=[0.0, 0.0, 1.0, 1.0, 2.0, 2.0],
     )  # fmt: skip
-    found = off_policy_weights(given, TrainConfig(tis_cap=None, negative_gap_max=0.3))
+    found = off_policy_weights(given, TrainConfig(tis_cap=None, off_policy={"negative_gap_max": 0.3}))
     assert found.weight.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_corrections_multiply_and_an_empty_micro_batch_has_no_weights(tokens: Tokens) -> None:
-    options = TrainConfig(tis_cap=1.5, token_band=[0.5, 2.0], sequence_band=[0.5, 2.5], negative_gap_max=1.0)
+    masks = {"token_band": [0.5, 2.0], "sequence_band": [0.5, 2.5], "negative_gap_max": 1.0}
+    options = TrainConfig(tis_cap=1.5, off_policy=masks)
     found = off_policy_weights(tokens([-1.0, -1.0], [-1.5, -2.0]), options)
     torch.testing.assert_close(found.weight, torch.tensor([1.5, 0.0]))
     assert off_policy_weights(tokens([], []), options).weight.tolist() == []

@@ -26,7 +26,7 @@ def test_keys_with_values_are_settings(text: str) -> None:
         (["a", "b"], "play: one question, got 2: 'a', 'b'; put it in quotes"),
         ([" "], "play: the question is empty"),
         (["caf\udce9"], "cannot read 'caf\ufffd': not UTF-8 here; set a UTF-8 locale, as in LC_ALL=C.UTF-8"),
-        (["x", "data.limit=3"], "data.limit: `ramet play` does not read it; leave the key out"),
+        (["x", "data.limits.train=3"], "data.limits.train: `ramet play` does not read it; leave the key out"),
         (["x", "data.columns.prompt=q"], "data.columns.prompt: `ramet play` does not read it; leave the key out"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_point_that_fails_is_named_and_the_others_run(points, capsys, caplog: 
 def test_a_mistake_in_one_point_is_found_before_any_point_begins(points, capsys: pytest.CaptureFixture[str]):
     assert train("run.name=grid", "train.steps=1,soon", "policy.lrr=1") == 1
     assert capsys.readouterr().err.splitlines() == [
-        "error: policy.lrr: no such key. Did you mean 'policy.lr'? policy has: lr, beta1, beta2, weight_decay, "
+        "error: policy.lrr: no such key. Did you mean 'policy.lr'? policy has: lr, beta2, weight_decay, "
         "grad_clip, schedule, warmup_steps, min_lr_ratio, max_microbatch_tokens, share_prefixes, "
         "activation_checkpointing, sequence_parallel, replicas, offload, compile, lora_rank",
         "error: train.steps: expected int or null, got 'soon'",
@@ -179,7 +179,7 @@ from ramet.errors import InfraError
 from ramet.evaluate.partial import PartialResults
 
 def run(resolved):
-    hot = resolved.config.evaluate.temperature
+    hot = resolved.config.evaluate.sampling.temperature
     if hot == 2:
         raise InfraError("down")
     file = Path(os.environ["SWEEP_OUT"], f"{resolved.config.run.name}.json")
@@ -198,13 +198,13 @@ def test_a_sweep_of_evaluations_ends_with_one_table(points, tmp_path: Path, monk
     job = JobCommand("eval", "sweep_job.evaluation", "as a test")
     monkeypatch.setitem(COMMANDS, "eval", job)
     monkeypatch.setenv("COLUMNS", "200")
-    overrides = ["model.path=m", "run.name=hot", "evaluate.temperature=0,2,1", "evaluate.k=2"]
+    overrides = ["model.path=m", "run.name=hot", "evaluate.sampling.temperature=0,2,1", "evaluate.k=2"]
     assert main(["eval", "-m", *overrides]) == 2
     lines = capsys.readouterr().out.splitlines()
     table = [[cell.strip() for cell in line.split("│")[1:4]] for line in lines]
     rows = [row for row in table if row and row[0].isdigit()]
     assert [line for line in lines if line.startswith("point ")] == [
-        "point 0: evaluate.temperature=0", "point 2: evaluate.temperature=1",
+        "point 0: evaluate.sampling.temperature=0", "point 2: evaluate.sampling.temperature=1",
     ]  # fmt: skip
     assert rows == [
         ["0", "arithmetic", "accuracy"], ["0", "arithmetic", "f1"],

@@ -349,7 +349,7 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
     results = {}
     for name in ("local", "ray"):
         out = tmp_path / f"{name}.json"
-        more = [f"cluster={name}", f"run.name={name}", f"evaluate.out={out}"]
+        more = [f"cluster={name}", f"run.name={name}", f"run.out={out}"]
         evaluate(compose([*common, *more], job="eval"))
         [results[name]] = read_results(out)["results"]
     responses = {

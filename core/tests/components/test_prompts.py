@@ -217,9 +217,9 @@ def test_the_plan_prints_how_tasks_are_chosen(model: Path, tmp_path: Path) -> No
         "train.resample_rounds=2",
         "data.weights.sums=5",
         "data.columns.difficulty=level",
-        "data.max_difficulty=1",
+        "data.difficulty.max=1",
     ]
-    facts = plan(compose([*training(model, file), *chosen, "data.curriculum=true"], job="train")).facts
+    facts = plan(compose([*training(model, file), *chosen, "data.order=curriculum"], job="train")).facts
     assert facts["tasks"] == (
         f"2 of 4 from {file}; left out: 2 tasks outside the bounds of difficulty; sums 100% of draws, "
         "from easy to hard in every pass, groups without signal replaced up to 2 times"

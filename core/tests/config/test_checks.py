@@ -27,8 +27,6 @@ def test_a_sound_configuration_has_no_problems():
     [
         (["rollout.temperature=-1"], "rollout.temperature=-1.0: must be at least 0"),
         (["rollout.temperature=0"], "rollout.temperature=0.0: must be over 0 in training"),
-        (["rollout.top_p=0.9"], "rollout.top_p=0.9, rollout.top_k=0: training needs 1.0 and 0"),
-        (["rollout.top_k=5"], "rollout.top_p=1.0, rollout.top_k=5: training needs 1.0 and 0"),
         (["rewards.math.resample=true"], "rewards.math.resample=true: needs train.resample_rounds over 0"),
         (["rollout.max_concurrent=7"], "rollout.max_concurrent=7: must be at least rollout.group_size=8"),
         (
@@ -39,7 +37,7 @@ def test_a_sound_configuration_has_no_problems():
         (["train.eval_every=2"], "train.eval_every=2: needs data.valid, which is empty"),
         (["train.eval_first=true"], "train.eval_first=true: needs data.valid, which is empty"),
         (["train.keep_checkpoints=0"], "train.keep_checkpoints=0: must be at least 1"),
-        (["rollout.max_infra_rate=1.5"], "rollout.max_infra_rate=1.5: must be at least 0 and at most 1"),
+        (["rollout.max_masked_share=1.5"], "rollout.max_masked_share=1.5: must be at least 0 and at most 1"),
         (["rollout.deadline_s=nan"], "rollout.deadline_s=nan: must be over 0"),
         (["tools=[echo]", "tools.echo.concurrency=0"], "tools.echo.concurrency=0: must be at least 1"),
         (["cluster.name=mars"], "cluster.name=mars: allowed: local, ray"),
@@ -65,16 +63,20 @@ def test_a_sound_configuration_has_no_problems():
         (["data.weights.a=-1", "data.weights.b=1"], "data.weights.a=-1.0: must be finite and at least 0"),
         (["data.weights.a=inf"], "data.weights.a=inf: must be finite and at least 0"),
         (["data.weights={a: 0, b: 0}"], "data.weights: all are 0, so there is nothing to draw"),
-        (["data.curriculum=true"], "data.curriculum=true: needs data.columns.difficulty"),
-        (["data.min_difficulty=1"], "data.min_difficulty=1.0: needs data.columns.difficulty"),
+        (["data.order=curriculum"], "data.order=curriculum: needs data.columns.difficulty"),
+        (["data.difficulty.min=1"], "data.difficulty={'min': 1.0}: needs data.columns.difficulty"),
         (
-            ["data.columns.difficulty=d", "data.min_difficulty=2", "data.max_difficulty=1"],
-            "data.min_difficulty=2: must be at most data.max_difficulty=1",
+            ["data.columns.difficulty=d", "data.difficulty.min=2", "data.difficulty.max=1"],
+            "data.difficulty={'min': 2.0, 'max': 1.0}: min must be at most max",
         ),
-        (["data.columns.difficulty=d", "data.max_difficulty=nan"], "data.max_difficulty=nan: must be numbers"),
+        (["data.columns.difficulty=d", "data.difficulty.max=nan"], "data.difficulty={'max': nan}: must be numbers"),
+        (["data.columns.promt=q"], "data.columns.promt: no such key; allowed: id, prompt, answer, data_source, tools"),
+        (["train.eval_sampling.top_k=1.5"], "train.eval_sampling.top_k=1.5: must be a whole number and at least 0"),
+        (["wandb.projct=a"], "wandb.projct: no such key; allowed: project, entity, name, group, tags, mode"),
+        (["data.limits.train=0"], "data.limits.train=0: must be a whole number and at least 1"),
         (["run.seed=-1"], "run.seed=-1: must be at least 0 and at most 4294967295"),
         (["run.seed=4294967296"], "run.seed=4294967296: must be at least 0 and at most 4294967295"),
-        (["train.negative_gap_max=0"], "train.negative_gap_max=0.0: must be over 0"),
+        (["train.off_policy.negative_gap_max=0"], "train.off_policy.negative_gap_max=0: must be over 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_what_is_allowed(overrides: list[str], expected: str):
@@ -97,7 +99,7 @@ def test_a_deterministic_run_needs_no_other_key(overrides: list[str], rollouts: 
 
 
 def test_all_problems_are_found_at_once():
-    assert len(found("rollout.temperature=-1", "rollout.top_k=3", "train.epochs=0", "policy.lr=-1")) == 4
+    assert len(found("rollout.temperature=-1", "rollout.max_turns=0", "train.epochs=0", "policy.lr=-1")) == 4
 
 
 def test_sections_of_other_jobs_are_not_checked():
@@ -131,44 +133,46 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
     ("overrides", "problems"),
     [
         (
-            ["train.kl_in=reward"],
-            ["train.kl_in=reward: needs train.kl_coef over 0, which is 0: there is no KL to take off the rewards"],
+            ["train.kl_estimator=k1-reward"],
+            ["train.kl_estimator=k1-reward: needs train.kl_coef over 0: there is no KL to take off the rewards"],
         ),
         (["train.kl_target=0.1"], ["train.kl_target=0.1: needs train.kl_coef over 0, with which it begins"]),
-        (
-            ["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_estimator=k3"],
-            [
-                "train.kl_estimator=k3: train.kl_in=reward takes k1 alone, since no other estimate has the gradient of "
-                "the KL as a reward (k3's nearly cancels); leave the key out, or set train.kl_in=loss"
-            ],
-        ),
         (
             ["train.kl_coef=0.1", "train.kl_estimator=k1"],
             [
                 "train.kl_estimator=k1: in the loss its gradient is that of log pi, whatever the reference is, so "
-                "nothing pulls towards it; set k1+, which has the same value and the gradient of the KL, k2 or k3"
+                "nothing pulls towards it; set k1+, which has the same value and the gradient of the KL, k2, k3 or "
+                "k1-reward"
             ],
         ),
         (
-            ["train.kl_coef=0.1", "train.kl_target=0.1", "train.kl_horizon=511"],
-            ["train.kl_horizon=511: must be at least the 512 rollouts of a step"],
-        ),
-        (
-            ["train.token_band=[5.0,0.5]", "train.sequence_band=[1.0]"],
+            ["train.off_policy.token_band=[5.0,0.5]", "train.off_policy.sequence_band=[1.0]"],
             [
-                "train.token_band=[5.0, 0.5]: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]",
-                "train.sequence_band=[1.0]: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]",
+                f"train.off_policy.{band}: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]"
+                for band in ("token_band=[5.0, 0.5]", "sequence_band=[1.0]")
             ],
         ),
         (
-            ["train.old_logprobs=engine", "train.sequence_band=[0.9,1.1]", "train.tis_level=sequence"],
             [
-                f"train.{key}: has no effect with train.old_logprobs=engine, where pi_old is mu and their ratio is 1; "
-                "leave it out, or set train.old_logprobs=trainer"
+                "train.old_logprobs=engine",
+                "train.off_policy.sequence_band=[0.9,1.1]",
+                "train.off_policy.tis_level=sequence",
+            ],
+            [
+                f"train.off_policy.{key}: has no effect with train.old_logprobs=engine, where pi_old is mu and their "
+                "ratio is 1; leave it out, or set train.old_logprobs=trainer"
                 for key in ("sequence_band=[0.9, 1.1]", "tis_level=sequence")
             ],
         ),
-        (["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_target=0.1", "train.token_band=[0.5,5]"], []),
+        (
+            [
+                "train.kl_coef=0.1",
+                "train.kl_estimator=k1-reward",
+                "train.kl_target=0.1",
+                "train.off_policy.token_band=[0.5,5]",
+            ],
+            [],
+        ),
     ],
 )
 def test_kl_and_off_policy_options_fit_together(overrides: list[str], problems: list[str]):

@@ -28,11 +28,11 @@ Problems = Callable[..., list[str]]
         (["train.lr=1"], ["train.lr: no such key", "Did you mean 'policy.lr'? train has:"]),
         (["policy.lr=fast"], ["policy.lr: expected float, got 'fast'"]),
         (["train.steps=1.5"], ["train.steps: expected int or null, got 1.5"]),
-        (["data.shuffle=perhaps"], ["data.shuffle: expected bool, got 'perhaps'"]),
-        (["data.shuffle=3"], ["data.shuffle: expected bool, got 3"]),
-        (["data.shuffle='1'"], ["data.shuffle: expected bool, got '1'"]),
-        (["data.shuffle=0.0"], ["data.shuffle: expected bool, got 0.0"]),
-        (["data={shuffle: 1}"], ["data.shuffle: expected bool, got 1"]),
+        (["run.private=perhaps"], ["run.private: expected bool, got 'perhaps'"]),
+        (["run.private=3"], ["run.private: expected bool, got 3"]),
+        (["run.private='1'"], ["run.private: expected bool, got '1'"]),
+        (["run.private=0.0"], ["run.private: expected bool, got 0.0"]),
+        (["run={private: 1}"], ["run.private: expected bool, got 1"]),
         (["tools=[python]", "tools.python.params.strict=3"], ["tools.python.params.strict: expected bool, got 3"]),
         (["data.train=''"], ["expected list[str], got ''; write data.train=[]"]),
         (["train.old_logprobs=foo"], ["expected one of trainer, engine, got 'foo'"]),
@@ -145,7 +145,7 @@ def test_a_value_of_a_component_that_nobody_offers_is_not_looked_at(problems: Pr
 
 def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Problems):
     assert problems(MODEL, "rollout.temperature=1", job="eval") == [
-        "rollout.temperature: `ramet eval` does not read it; set evaluate.temperature"
+        "rollout.temperature: `ramet eval` does not read it; set evaluate.sampling.temperature"
     ]
 
 
@@ -161,12 +161,12 @@ OF_SFT = "the configuration has: run, model, rollout_step, tools, sft, cluster, 
         ("sft", "lr", " Did you mean 'sft.lr'?", OF_SFT),
         ("sft", "lora_rank", "", OF_SFT),
         ("sft", "rollout_workers", " Did you mean 'rollout_step'?", OF_SFT),
-        ("eval", "temperature", " Did you mean 'evaluate.temperature'?",
+        ("eval", "temperature", " Did you mean 'evaluate.sampling.temperature'?",
          "the configuration has: run, data, model, engine, rollout, rollout_step, tools, evaluate, benchmarks, "
          "cluster, trackers, wandb"),
         ("eval", "rollout.temprature", "",
          "rollout has: max_turns, max_tool_calls, max_response_tokens, first_tokens, max_concurrent, deadline_s, "
-         "watchdog_s"),
+         "max_masked_share"),
         ("data", "model.lr", " Did you mean 'sft.lr'?",
          "model has: path, tokenizer, chat_template, chat_template_kwargs, dtype, attention, device, "
          "trust_remote_code"),
@@ -242,9 +242,9 @@ def test_a_key_that_takes_a_text_takes_what_was_typed(workdir: Path, text: str):
 def test_numbers_of_yaml_are_numbers_and_quoted_words_are_texts(workdir: Path):
     path = workdir / "hydra_configs/experiment/good.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text("# @package _global_\npolicy:\n  lr: 1e-6\nrun:\n  name: 'no'\ndata:\n  shuffle: no\n")
+    path.write_text("# @package _global_\npolicy:\n  lr: 1e-6\nrun:\n  name: 'no'\n  private: no\n")
     config = compose([MODEL, "experiment=good"], job="train").config
-    assert (config.policy.lr, config.run.name, config.data.shuffle) == (1e-6, "no", False)
+    assert (config.policy.lr, config.run.name, config.run.private) == (1e-6, "no", False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from ramet import Resume, Tool, option
-from ramet.config.keys import FIELDS, JOBS, MAPS, resume_of, unused_key
+from ramet.config.keys import ENTRIES, FIELDS, JOBS, MAPS, resume_of, unused_key
 from ramet.errors import ConfigError
 from ramet.plugins import load_plugins
 from ramet.plugins.registry import Entry
@@ -29,7 +29,7 @@ def test_each_key_or_its_section_declares_what_a_resume_does_with_a_change_of_it
 def test_each_key_is_read_by_a_job_and_what_it_names_instead_is_a_key(key: str) -> None:
     assert [job for job in JOBS if unused_key(key, job) is None] != []
     for other in FIELDS[key].metadata.get("instead", {}).values():
-        assert other is None or other in FIELDS or other.startswith("--")
+        assert other is None or other in (*FIELDS, *ENTRIES) or other.startswith("--")
 
 
 def test_each_section_says_which_jobs_build_it() -> None:

@@ -55,13 +55,13 @@ def test_a_run_directory_that_is_or_holds_an_input_is_refused(home: Path, overri
 @pytest.mark.parametrize(
     ("out", "expected"),
     [
-        (MODEL, [f"sft.out: 'exp1/model' is model.path={MODEL}"]),
-        ("exp1", [f"sft.out: 'exp1' holds model.path={MODEL}", "sft.out: 'exp1' holds sft.data=exp1/data/a.jsonl"]),
-        ("runs", ["sft.out: 'runs' holds the run directory runs/new"]),
+        (MODEL, [f"run.out: 'exp1/model' is model.path={MODEL}"]),
+        ("exp1", [f"run.out: 'exp1' holds model.path={MODEL}", "run.out: 'exp1' holds sft.data=exp1/data/a.jsonl"]),
+        ("runs", ["run.out: 'runs' holds the run directory runs/new"]),
     ],
 )
 def test_a_trained_model_takes_no_inputs_place(home: Path, out: str, expected: list[str]):
-    given = [f"model.path={MODEL}", "sft.data=[exp1/data/a.jsonl]", "run.name=new", f"sft.out={out}"]
+    given = [f"model.path={MODEL}", "sft.data=[exp1/data/a.jsonl]", "run.name=new", f"run.out={out}"]
     assert check(compose(given, job="sft"), "sft") == [f"{problem}{OVERWRITTEN}" for problem in expected]
 
 
@@ -69,9 +69,9 @@ def test_a_trained_model_takes_no_inputs_place(home: Path, out: str, expected: l
 def test_results_take_no_inputs_place(home: Path, out: str):
     (home / "results.json.partial.jsonl").write_text("{}\n")
     template = "template.jinja" if out == "template.jinja" else "results.json.partial.jsonl"
-    given = [f"model.path={MODEL}", "benchmarks=[arithmetic]", f"evaluate.out={out}", f"model.chat_template={template}"]
+    given = [f"model.path={MODEL}", "benchmarks=[arithmetic]", f"run.out={out}", f"model.chat_template={template}"]
     assert check(compose(given, job="eval"), "eval") == [
-        f"evaluate.out: {template!r} is model.chat_template={template}{OVERWRITTEN}"
+        f"run.out: {template!r} is model.chat_template={template}{OVERWRITTEN}"
     ]
 
 

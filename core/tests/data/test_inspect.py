@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ramet.cli import main
-from ramet.config.schema import ColumnsConfig
 from ramet.data.inspect import inspect_files, lengths, type_of
+from ramet.data.layout import Columns
 
 ROWS = [
     {"prompt": "one", "answer": "1", "data_source": "a", "tools": ["python"]},
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_an_inspection_counts_everything(file: Path):
-    (found,) = inspect_files([file], ColumnsConfig())
+    (found,) = inspect_files([file], Columns())
     assert (found.rows, len(found.tasks), found.repaired) == (6, 4, 1)
     assert [str(problem) for problem in found.bad] == [
         f"{file}, row 4: column answer: expected a text, a number, or a list of them, got None",
@@ -44,7 +44,7 @@ def test_an_inspection_counts_everything(file: Path):
 
 
 def test_a_missing_column_is_a_problem_of_the_file(file: Path):
-    (found,) = inspect_files([file], ColumnsConfig(prompt="question"))
+    (found,) = inspect_files([file], Columns(prompt="question"))
     assert found.tasks == [] and "no column 'question'" in found.problems[0]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ramet.config.schema import ColumnsConfig, OnBadRow
-from ramet.data.layout import repair
+from ramet.config.schema import OnBadRow
+from ramet.data.layout import Columns, repair
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigErrors
 
@@ -65,8 +65,8 @@ def test_both_layouts_may_stand_in_one_file_of_json_lines(tmp_path: Path):
 def test_the_column_answer_comes_before_the_published_one_and_a_named_column_before_both(tmp_path: Path):
     path = json_lines(tmp_path / "d.jsonl", [{**published_row("q"), "answer": "flat", "other": "named"}])
     assert load_tasks([path]).tasks[0].answer == ("flat",)
-    assert load_tasks([path], ColumnsConfig(answer="other")).tasks[0].answer == ("named",)
-    assert load_tasks([path], ColumnsConfig(answer="reward_model.ground_truth")).tasks[0].answer == ("42",)
+    assert load_tasks([path], Columns(answer="other")).tasks[0].answer == ("named",)
+    assert load_tasks([path], Columns(answer="reward_model.ground_truth")).tasks[0].answer == ("42",)
 
 
 def test_an_empty_gold_answer_is_a_bad_row_that_can_be_skipped(tmp_path: Path):

@@ -11,8 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from ramet.cli import main
-from ramet.config.schema import ColumnsConfig, OnBadRow
+from ramet.config.schema import OnBadRow
 from ramet.data.filter import leave_out_by_difficulty, leave_out_long, warn_of_chat_markup, warn_of_overlap
+from ramet.data.layout import Columns
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.types import BenchmarkInfo, Message, Task, user_prompt
@@ -41,7 +42,7 @@ def parquet(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def problems(*paths: str, columns: ColumnsConfig | None = None) -> list[str]:
+def problems(*paths: str, columns: Columns | None = None) -> list[str]:
     with pytest.raises(ConfigErrors) as caught:
         load_tasks(paths, columns)
     return caught.value.problems
@@ -72,7 +73,7 @@ def test_parquet_and_json_lines_give_the_same_tasks(lines, parquet):
 
 def test_columns_can_be_renamed_and_nested(parquet):
     rows = [{"question": "q", "reward_model": {"ground_truth": "g", "style": "rule"}, "extra_info": {"index": 7}}]
-    columns = ColumnsConfig(id="extra_info.index", prompt="question", answer="reward_model.ground_truth")
+    columns = Columns(id="extra_info.index", prompt="question", answer="reward_model.ground_truth")
     task = load_tasks([parquet(rows)], columns).tasks[0]
     assert (task.id, task.question, task.answer) == ("7", "q", ("g",))
     assert task.metadata["reward_model"] == {"ground_truth": "g", "style": "rule"}
@@ -80,7 +81,7 @@ def test_columns_can_be_renamed_and_nested(parquet):
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs ../shared/data/rl")
 def test_the_training_data_of_arpo_loads():
-    columns = ColumnsConfig(answer="reward_model.ground_truth")
+    columns = Columns(answer="reward_model.ground_truth")
     found = load_tasks([str(PUBLISHED / "train_10k.parquet")], columns, on_bad_row=OnBadRow.SKIP, limit=50)
     assert len(found.tasks) == 50
 
@@ -240,14 +241,14 @@ def test_a_column_that_no_row_has_is_reported_once_with_how_to_name_it(lines, pa
 
 def test_a_column_that_the_user_named_must_be_there(lines):
     path = lines({"prompt": "q", "answer": "a"})
-    columns = ColumnsConfig(id="uid", data_source="origin", tools=None)
+    columns = Columns(id="uid", data_source="origin", tools=None)
     assert [p.rpartition("data.columns.")[2] for p in problems(path, columns=columns)] == ["id", "data_source"]
 
 
 def test_ids_must_be_unique_over_all_files(lines):
     first = lines({"uid": "x", "prompt": "q", "answer": "a"}, name="a.jsonl")
     second = lines({"uid": "x", "prompt": "q", "answer": "a"}, name="b.jsonl")
-    assert problems(first, second, columns=ColumnsConfig(id="uid")) == [
+    assert problems(first, second, columns=Columns(id="uid")) == [
         f"{second}, row 1: id 'x' is taken by {first}, row 1; ids must be unique"
     ]
 
@@ -297,14 +298,16 @@ def test_the_fingerprint_changes_with_any_value_and_the_order(lines):
 
 def test_difficulty_is_a_number_in_every_row_and_bounds_are_inclusive(lines, caplog):
     path = lines(*({"prompt": str(i), "answer": "1", "info": {"level": i / 2}} for i in range(6)))
-    columns = ColumnsConfig(difficulty="info.level")
+    columns = Columns(difficulty="info.level")
     tasks = load_tasks([path], columns).tasks
-    assert [task.prompt[0].content for task in leave_out_by_difficulty(tasks, "info.level", 0.5, 2)] == list("1234")
-    said = "left out: 2 of 6 tasks are outside data.min_difficulty=0.5, data.max_difficulty=2"
+    assert [
+        task.prompt[0].content for task in leave_out_by_difficulty(tasks, "info.level", {"min": 0.5, "max": 2})
+    ] == list("1234")
+    said = "left out: 2 of 6 tasks are outside data.difficulty={min: 0.5, max: 2}"
     assert [record.getMessage() for record in caplog.records] == [said]
     with pytest.raises(ConfigError) as found:
-        leave_out_by_difficulty(tasks, "info.level", 3, None)
-    bounds = "data.min_difficulty=3, data.max_difficulty=null"
+        leave_out_by_difficulty(tasks, "info.level", {"min": 3})
+    bounds = "data.difficulty={min: 3}"
     assert str(found.value) == f"no task is left: {bounds}; the data has 0 to 2.5"
     hard = lines({"prompt": "x", "answer": "1", "info": {"level": "hard"}})
     assert problems(hard, columns=columns) == [f"{hard}, row 1: column info.level: expected a number, got 'hard'"]

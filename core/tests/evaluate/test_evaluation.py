@@ -199,7 +199,7 @@ def test_what_was_not_judged_is_judged_again_and_nothing_is_played(
             run(compose(overrides(model, tmp_path), job="eval"))
     said = str(caught.value)
     assert said.startswith(
-        "benchmark arithmetic: 2 of 15 rollouts were masked or not judged (limit evaluate.max_masked_share=0.05); most "
+        "benchmark arithmetic: 2 of 15 rollouts were masked or not judged (limit rollout.max_masked_share=0.05); most "
         "often ConnectionError('the judge is down') ("
     )
     assert said.endswith(
@@ -225,7 +225,7 @@ def test_what_was_not_judged_is_judged_again_and_nothing_is_played(
 def test_a_few_missing_rollouts_are_within_the_limit_and_the_same_command_tries_them_again(
     model: Path, tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = overrides(model, tmp_path, "evaluate.max_masked_share=0.1")
+    chosen = overrides(model, tmp_path, "rollout.max_masked_share=0.1")
     with monkeypatch.context() as patch:
         failed = fail_to_judge(patch, 1)
         run(compose(chosen, job="eval"))
@@ -245,7 +245,7 @@ def test_a_longer_deadline_does_not_forbid_to_go_on_and_a_shorter_one_does(
     reported = capsys.readouterr().err
     assert (
         "error: benchmark arithmetic: 15 of 15 rollouts were masked or not judged (limit "
-        "evaluate.max_masked_share=0.05); most often deadline: not finished within rollout.deadline_s=1e-06 (turn 0). "
+        "rollout.max_masked_share=0.05); most often deadline: not finished within rollout.deadline_s=1e-06 (turn 0). "
     ) in reported
     with pytest.raises(ConfigErrors) as caught:
         run(compose(overrides(model, tmp_path, "rollout.deadline_s=1e-7"), job="eval"))
@@ -271,18 +271,18 @@ def test_other_changes_need_permission_and_are_recorded(
         fail_to_judge(patch, 2)
         with pytest.raises(InfraError):
             run(compose(overrides(model, tmp_path), job="eval"))
-    hotter = overrides(model, tmp_path, "evaluate.temperature=0.9")
+    hotter = overrides(model, tmp_path, "evaluate.sampling.temperature=0.9")
     with pytest.raises(ConfigError) as caught:
         run(compose(hotter, job="eval"))
     assert str(caught.value) == (
         f"{tmp_path}/measured/results.json.partial.jsonl holds an unfinished evaluation that differs in: "
-        "evaluate.temperature was None, is 0.9; undo that, remove the file or choose another evaluate.out, or set "
+        "evaluate.sampling.temperature was None, is 0.9; undo that, remove the file or choose another run.out, or set "
         "run.allow_config_change=true"
     )
     run(compose([*hotter, "run.allow_config_change=true"], job="eval"))
     assert results_of(tmp_path)["settings"]["changes"] == [
         "run.allow_config_change was False, is True",
-        "evaluate.temperature was None, is 0.9",
+        "evaluate.sampling.temperature was None, is 0.9",
     ]
 
 

@@ -39,7 +39,6 @@ EARLIER_CONFIG = "run:\n  seed: 7\nbenchmarks:\n  arithmetic:\n    use: opened\n
 HEADER = Header(
     model="models/tiny",
     k=2,
-    pass_at=(),
     rules={},
     settings={"temperature": 0.6, "tools": ["python"]},
     benchmarks={"arithmetic": INFO},
@@ -310,21 +309,8 @@ def test_tasks_that_are_not_those_of_the_results_are_refused(tmp_path: Path) -> 
     assert is_finished(out, HEADER)
 
 
-def test_other_pass_at_is_computed_from_what_is_there(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
-    partial = PartialResults(out, HEADER)
-    partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
-    assert [p.k for p in partial.finish().benchmarks[0].metrics[0].passes] == [1, 2]
-    other = replace(HEADER, pass_at=(2,))
-    assert not is_finished(out, other)
-    again = PartialResults(out, other)
-    assert again.missing("arithmetic", "a") == ()
-    assert [p.k for p in again.finish().benchmarks[0].metrics[0].passes] == [2]
-    assert len(list(read_rollouts(out, read_results(out)))) == 1
-
-
 def test_trackers_are_told_the_largest_k_that_was_asked_for(tmp_path: Path) -> None:
-    partial = PartialResults(tmp_path / "results.json", replace(HEADER, k=3, pass_at=(1, 2)))
+    partial = PartialResults(tmp_path / "results.json", replace(HEADER, k=3))
     partial.add(*played("a", [0, 1, 2], [score(1.0), score(0.0), score(0.0)]))
     told = partial.results().metrics()
     assert told["eval/arithmetic/accuracy/pass@2"] == pytest.approx(2 / 3)

@@ -241,11 +241,12 @@ def test_a_checkpoint_without_a_critic_is_refused(make_critic: MakeCritic, tmp_p
 
 
 def test_returns_that_are_not_finite_leave_the_weights_and_end_the_run_if_they_stay(
-    make_critic: MakeCritic, make_rows: MakeRows
+    make_critic: MakeCritic, make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = make_rows(4)
-    worker = with_critic(make_critic(train=TrainConfig(max_bad_steps=2)))
+    worker = with_critic(make_critic())
     before, old = weights(worker), worker.values(rows)
+    monkeypatch.setattr("ramet.policy.model_trainer.MAX_BAD_STEPS", 2)
     broken = returns_of(rows) * float("nan")
     assert worker.update_critic(critic_batch(rows, broken, old), 1)["critic/skipped_updates"] == 1.0
     with pytest.raises(TrainingDiverged, match=r"step 2.*2 times in a row.*advantage\.params\.critic_lr"):

@@ -43,9 +43,9 @@ def test_gradients_over_the_limit_are_scaled_and_the_norm_before_is_told() -> No
 
 
 def test_the_optimiser_takes_its_options_from_the_configuration() -> None:
-    config = PolicyConfig(lr=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
+    config = PolicyConfig(lr=0.1, beta2=0.95, weight_decay=0.5)
     options = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config).param_groups[0]
-    assert (options["lr"], options["betas"], options["weight_decay"]) == (0.1, (0.8, 0.95), 0.5)
+    assert (options["lr"], options["betas"], options["weight_decay"]) == (0.1, (0.9, 0.95), 0.5)
 
 
 def test_on_a_gpu_a_step_is_fused_and_its_count_is_there_after_a_load(

@@ -279,7 +279,7 @@ def test_tokens_outside_their_band_do_not_train_and_are_counted(
     batch = TrainBatch.from_padded(rows, make_advantages(rows))
     plain = PolicyRank(make_spec()).update(batch, 1)
     assert "train/tis_left_out" not in plain and 0 < plain["train/tis_effective"] <= 1
-    nothing = PolicyRank(make_spec(token_band=[1e8, 1e9])).update(batch, 1)
+    nothing = PolicyRank(make_spec(off_policy={"token_band": [1e8, 1e9]})).update(batch, 1)
     assert (nothing["train/tis_left_out"], nothing["train/tis_effective"], nothing["train/loss"]) == (1.0, 0.0, 0.0)
     assert nothing["train/grad_norm"] == 0
 
@@ -317,16 +317,20 @@ def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
 
 
 def test_training_stops_after_too_many_bad_steps_in_a_row(
-    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+    make_spec: MakeSpec,
+    make_rows: MakeRows,
+    make_advantages: MakeAdvantages,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = make_rows(4)
     loss = Breakable()
-    worker = PolicyRank(make_spec(policy_loss=loss, max_bad_steps=2))
+    worker = PolicyRank(make_spec(policy_loss=loss))
+    monkeypatch.setattr("ramet.policy.model_trainer.MAX_BAD_STEPS", 2)
     for step, broken in ((1, True), (2, False), (3, True)):
         loss.broken = broken
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
     good = parameters(worker)
-    said = r"step 4: loss nan \(policy loss .*\.Breakable\), .*not finite 2 times in a row \(train.max_bad_steps=2\)"
+    said = r"step 4: loss nan \(policy loss .*\.Breakable\), .*not finite 2 times in a row; "
     with pytest.raises(TrainingDiverged, match=said):
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 4)
     assert torch.equal(parameters(worker), good)
@@ -573,11 +577,11 @@ def test_an_offloaded_optimiser_travels_once_per_update(
 ) -> None:
     """Offloading asks for a GPU; here host memory takes its place, and what counts is the order and the result."""
     monkeypatch.setattr("ramet.policy.rank.check_policy_options", lambda *_: [])
+    monkeypatch.setattr("ramet.policy.model_trainer.MAX_BAD_STEPS", 1)
     rows = make_rows(6)
     batch = TrainBatch.from_padded(rows, make_advantages(rows))
     worker, plain = (
-        PolicyRank(make_spec(offload=offload, minibatches=2, epochs=2, max_bad_steps=1))
-        for offload in (Offload.OPTIMIZER, Offload.NONE)
+        PolicyRank(make_spec(offload=offload, minibatches=2, epochs=2)) for offload in (Offload.OPTIMIZER, Offload.NONE)
     )
     order: list[str] = []
     to_device, to_host, step = OffloadedState.to_device, OffloadedState.to_host, worker.policy.optimizer.step

@@ -85,9 +85,7 @@ def test_the_summary_pairs_before_with_after(run: Path) -> None:
 
 def test_an_evaluation_is_shown_with_its_interval_and_how_many_were_judged(run: Path) -> None:
     info = BenchmarkInfo(description="", splits=("test",), metrics=("accuracy",), source="", licence="")
-    header = Header(
-        model="m", k=2, pass_at=(1, 2), rules={}, settings={}, benchmarks={"sums": info}, versions={}, plugins=[]
-    )
+    header = Header(model="m", k=2, rules={}, settings={}, benchmarks={"sums": info}, versions={}, plugins=[])
     partial = PartialResults(run / "results.json", header)
     task = Task(id="a", prompt=user_prompt("q"))
     rollouts = tuple(Rollout(id=str(i), task=task, segments=(), stop=StopReason.ANSWER) for i in range(2))

@@ -77,7 +77,7 @@ def judged(rollout: Rollout) -> Judgement:
 def evaluate(folder: Path, *names: str, k: int = 5, tools: bool = True, finish: bool = True) -> Path:
     """Two sources of two tasks each in every benchmark."""
     header = Header(
-        model="models/tiny", k=k, pass_at=(), rules={}, settings={}, benchmarks={name: INFO for name in names},
+        model="models/tiny", k=k, rules={}, settings={}, benchmarks={name: INFO for name in names},
         versions={}, plugins=[],
     )  # fmt: skip
     partial = PartialResults(folder / "results.json", header)

@@ -110,20 +110,24 @@ def test_the_thread_ends_with_the_watch() -> None:
 
 
 def test_a_worker_prints_which_tool_call_of_which_rollout_it_waits_for(
-    play: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    play: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ramet.rollout.watchdog.THRESHOLD_S", 0.1)
     tools = {"python": (echo_tool(delay_s=0.4), ToolConfig())}
     with caplog.at_level(logging.WARNING):
         play(
             lambda t, p, turn: "<answer>1</answer>" if turn else "<python>1</python>",
             tools=tools,
             group_size=1,
-            watchdog_s=0.1,
         )
     assert "oldest wait: tool:python rollout train/3/t/0 for 0." in caplog.text
 
 
-def test_a_tool_that_blocks_the_loop_is_named(play: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tool_that_blocks_the_loop_is_named(
+    play: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramet.rollout.watchdog.THRESHOLD_S", 0.1)
+
     class Blocks:
         schema = echo_tool().schema
 
@@ -136,7 +140,6 @@ def test_a_tool_that_blocks_the_loop_is_named(play: Callable[..., Any], caplog: 
             lambda t, p, turn: "<answer>1</answer>" if turn else "<python>1</python>",
             tools={"python": (Blocks(), ToolConfig())},
             group_size=1,
-            watchdog_s=0.1,
         )
     assert "blocked" in caplog.text
     assert "in __call__ (" in caplog.text

@@ -87,13 +87,33 @@ def test_a_key_that_came_or_went_is_a_change(state: Callable[..., RunState]):
     ]
 
 
-def test_a_run_of_the_earlier_version_resumes_where_its_defaults_are_meant(state: Callable[..., RunState]):
-    before = state("train:\n  kl_estimator: k3\nrewards:\n  math:\n    weight: 1.0\n")
-    more = "    retries: 2\n    max_unjudged: 0.05\n    resample: false\n"
-    now = f"train:\n  kl_estimator: null\nrewards:\n  math:\n    weight: 1.0\n{more}"
-    assert not changes(before, state(now)).harmful
-    assert changes(before, state(now.replace("kl_estimator: null", "kl_in: reward\n  kl_estimator: null"))).harmful
-    assert changes(before, state(now.replace("resample: false", "resample: true"))).harmful
+def test_a_run_of_the_earlier_version_resumes_where_its_values_are_in_force(state: Callable[..., RunState]):
+    before = (
+        "train:\n  kl_estimator: null\n  kl_in: KL\n  max_bad_steps: 3\n  eval_temperature: 0.6\n  token_band: null\n"
+        "data:\n  shuffle: true\n  min_difficulty: 2\n  columns:\n    id: null\n    prompt: q\n    answer: null\n"
+        "rewards:\n  math:\n    weight: 1.0\n"
+    )
+    now = (
+        "train:\n  kl_estimator: NOW\n  eval_sampling:\n    temperature: 0.6\n  off_policy: {}\n"
+        "data:\n  order: shuffled\n  difficulty:\n    min: 2\n  columns:\n    prompt: q\n"
+        "rewards:\n  math:\n    weight: 1.0\n    retries: 2\n    max_unjudged: 0.05\n    resample: false\n"
+    )
+    for kl_in, estimator in (("loss", "k3"), ("reward", "k1-reward")):
+        old, new = state(before.replace("KL", kl_in)), now.replace("NOW", estimator)
+        assert not changes(old, state(new)).harmful
+        assert changes(old, state(new.replace("resample: false", "resample: true"))).harmful
+        assert changes(old, state(new.replace(estimator, "k2"))).harmful == [
+            f"train.kl_estimator was {estimator}, is k2"
+        ]
+
+
+def test_a_value_of_before_that_nothing_stands_for_is_refused_with_what_is_in_force(state: Callable[..., RunState]):
+    assert check_resume(state("policy:\n  beta1: 0.8\n"), state("policy: {}\n")) == [
+        "policy.beta1 was 0.8, and 0.9 is in force: the last version with the key was 0.1.0, which can end this run; "
+        "resuming would mix two runs: undo it, choose another run.name, or set run.allow_config_change=true"
+    ]
+    both = "data:\n  shuffle: false\n  curriculum: true\n"
+    assert changes(state(both), state("data:\n  order: curriculum\n")).fatal
 
 
 def test_other_training_data_is_refused_always_and_names_the_files(

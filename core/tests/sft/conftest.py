@@ -93,8 +93,8 @@ def sft_arguments(tiny_model: Path, traces: Path, tmp_path_factory: pytest.TempP
     """24 steps with checkpoints at 8 and 16. All runs of a module are in one folder."""
     return [
         f"model.path={tiny_model}", f"sft.data=[{traces}]", f"run.root={tmp_path_factory.mktemp('runs')}",
-        "run.threads=1", "sft.lr=3e-3", "sft.sequences_per_step=8", "sft.max_steps=24", "sft.save_every=8",
-        "sft.log_every=1", "rollout_step.system_prompt=never",
+        "run.threads=1", "sft.lr=3e-3", "sft.sequences_per_step=8", "sft.trainer.max_steps=24",
+        "sft.trainer.save_steps=8", "sft.trainer.logging_steps=1", "rollout_step.system_prompt=never",
     ]  # fmt: skip
 
 

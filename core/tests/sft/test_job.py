@@ -56,7 +56,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(tiny_model: Path, traces: Path, tmp_path: Path) -> list[str]:
     return [
         f"model.path={tiny_model}", f"sft.data=[{traces}]", f"run.root={tmp_path}", "run.threads=1", "sft.lr=3e-3",
-        "sft.sequences_per_step=4", "sft.max_steps=60", "sft.save_every=10", "rollout_step.system_prompt=never",
+        "sft.sequences_per_step=4", "sft.trainer.max_steps=60", "sft.trainer.save_steps=10",
+        "rollout_step.system_prompt=never",
     ]  # fmt: skip
 
 
@@ -127,9 +128,9 @@ def test_a_disk_that_fills_up_costs_no_number(
 
 def test_what_a_kill_left_of_an_old_checkpoint_is_deleted_and_never_taken(arguments: list[str], tmp_path: Path) -> None:
     left = tmp_path / "here" / "checkpoints" / ".checkpoint-5.0123abcd.old"
-    sft(arguments, "run.name=here", "sft.max_steps=15")
+    sft(arguments, "run.name=here", "sft.trainer.max_steps=15")
     left.mkdir()
-    sft(arguments, "run.name=here", "sft.max_steps=35", "run.allow_config_change=true")
+    sft(arguments, "run.name=here", "sft.trainer.max_steps=35", "run.allow_config_change=true")
     kept = sorted(path.name for path in left.parent.iterdir())
     assert kept == ["checkpoint-20", "checkpoint-30"]
 
@@ -137,7 +138,7 @@ def test_what_a_kill_left_of_an_old_checkpoint_is_deleted_and_never_taken(argume
 def test_a_signal_saves_the_step_and_the_same_command_goes_on_exactly(
     arguments: list[str], tmp_path: Path, when: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    more = ("run.name=stopped", "sft.save_every=50", "sft.log_every=1")
+    more = ("run.name=stopped", "sft.trainer.save_steps=50", "sft.trainer.logging_steps=1")
     sft(arguments, "run.name=whole", *more[1:])
     metrics = tmp_path / "stopped" / "metrics.jsonl"
     with (
@@ -157,7 +158,7 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on_exactly(
 
 
 def test_a_run_leaves_a_model_that_loads_a_curve_and_a_summary(arguments: list[str], tmp_path: Path) -> None:
-    sft(arguments, "run.name=a", "sft.max_steps=5")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=5")
     folder = tmp_path / "a"
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -170,16 +171,16 @@ def test_a_run_leaves_a_model_that_loads_a_curve_and_a_summary(arguments: list[s
 
 
 def test_a_finished_run_is_left_as_it_is(arguments: list[str], tmp_path: Path) -> None:
-    sft(arguments, "run.name=a", "sft.max_steps=5")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=5")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "model").iterdir()}
-    sft(arguments, "run.name=a", "sft.max_steps=5")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=5")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "model").iterdir()} == before
 
 
 def test_out_replaces_an_earlier_model_and_is_saved_in_the_models_dtype(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    sft(arguments, "run.name=a", "sft.max_steps=2", f"sft.out={out}")
-    sft(arguments, "run.name=b", "sft.max_steps=2", f"sft.out={out}", "model.dtype=bfloat16")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=2", f"run.out={out}")
+    sft(arguments, "run.name=b", "sft.trainer.max_steps=2", f"run.out={out}", "model.dtype=bfloat16")
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     model = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -188,11 +189,11 @@ def test_out_replaces_an_earlier_model_and_is_saved_in_the_models_dtype(argument
 
 def test_what_another_has_put_in_the_way_of_the_model_is_kept(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    sft(arguments, "run.name=a", "sft.max_steps=2", f"sft.out={out}")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=2", f"run.out={out}")
     for name in (".out.tmp", ".out.old", ".out.notes.tmp"):  # once deleted for their names alone
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.tex").write_text("precious")
-    sft(arguments, "run.name=b", "sft.max_steps=2", f"sft.out={out}")
+    sft(arguments, "run.name=b", "sft.trainer.max_steps=2", f"run.out={out}")
     kept = [".out.notes.tmp", ".out.old", ".out.tmp"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "a", "b", "out"]
     assert all((tmp_path / name / "thesis.tex").read_text() == "precious" for name in kept)
@@ -210,9 +211,9 @@ def test_nothing_but_a_model_that_sft_wrote_is_replaced(arguments: list[str], tm
         out.mkdir()
         (out / "config.json").write_text("{}")
     with pytest.raises(ConfigErrors) as caught:
-        sft(arguments, "run.name=a", f"sft.out={out}")
+        sft(arguments, "run.name=a", f"run.out={out}")
     assert caught.value.problems == [
-        f"sft.out: '{out}' is there already, and not written by `ramet sft`; give a new folder"
+        f"run.out: '{out}' is there already, and not written by `ramet sft`; give a new folder"
     ]
 
 
@@ -221,11 +222,19 @@ def others_may_read(folder: Path) -> list[str]:
 
 
 def test_a_private_run_is_for_its_owner_alone(arguments: list[str], tmp_path: Path) -> None:
-    sft(arguments, "run.name=a", "sft.max_steps=2", "sft.save_every=1")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=2", "sft.trainer.save_steps=1")
     assert "config.yaml" in others_may_read(tmp_path / "a")
-    sft(arguments, "run.name=b", "sft.max_steps=2", "sft.save_every=1", "run.private=true", f"sft.out={tmp_path}/out")
+    sft(
+        arguments,
+        "run.name=b",
+        "sft.trainer.max_steps=2",
+        "sft.trainer.save_steps=1",
+        "run.private=true",
+        f"run.out={tmp_path}/out",
+    )
     assert others_may_read(tmp_path / "b") == others_may_read(tmp_path / "out") == []
-    sft(arguments, "run.name=a", "sft.max_steps=3", "sft.save_every=1", "run.private=true", "sft.schedule=constant",
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=3", "sft.trainer.save_steps=1", "run.private=true",
+        "sft.trainer.lr_scheduler_type=constant_with_warmup",
         "run.allow_config_change=true")  # fmt: skip
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     assert os.umask(umask := os.umask(0o022)) == 0o022 and os.umask(umask) == umask
@@ -247,13 +256,13 @@ def test_the_task_of_ranks_is_a_new_file_for_its_owner_alone(tmp_path: Path) -> 
 
 
 def test_a_resume_with_other_data_or_options_is_refused(arguments: list[str], traces: Path, tmp_path: Path) -> None:
-    sft(arguments, "run.name=a", "sft.max_steps=2")
+    sft(arguments, "run.name=a", "sft.trainer.max_steps=2")
     with pytest.raises(ConfigErrors, match=r"sft\.lr was 0\.003, is 0\.1"):
-        sft(arguments, "run.name=a", "sft.max_steps=2", "sft.lr=0.1")
+        sft(arguments, "run.name=a", "sft.trainer.max_steps=2", "sft.lr=0.1")
     other = tmp_path / "other.jsonl"
     other.write_text(traces.read_text() * 2)
     with pytest.raises(ConfigErrors, match="the training data changed"):
-        sft(arguments, "run.name=a", "sft.max_steps=2", f"sft.data=[{other}]")
+        sft(arguments, "run.name=a", "sft.trainer.max_steps=2", f"sft.data=[{other}]")
 
 
 def test_a_run_directory_in_use_is_refused(arguments: list[str], tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
     config.config.trackers = ["jsonlines"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    config.config.sft.out = str(tmp_path / "full")
+    config.config.run.out = str(tmp_path / "full")
     with pytest.raises(ConfigErrors) as caught:
         prepare(config)
     text = str(caught.value)
@@ -212,23 +212,23 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
     assert (
         "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl, wandb, tensorboard" in text
     )
-    assert f"sft.out: '{tmp_path / 'full'}' is there already, and not written by `ramet sft`; give a new folder" in text
+    assert f"run.out: '{tmp_path / 'full'}' is there already, and not written by `ramet sft`; give a new folder" in text
 
 
 def test_the_model_that_is_trained_is_never_overwritten(tiny_model: Path, tmp_path: Path) -> None:
     config = configured(tiny_model, tmp_path, row())
-    config.config.sft.out = str(tiny_model)
+    config.config.run.out = str(tiny_model)
     with pytest.raises(ConfigErrors) as caught:
         prepare(config)
     assert caught.value.problems == [
-        f"sft.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another path",
-        f"sft.out: '{tiny_model}' is there already, and not written by `ramet sft`; give a new folder",
+        f"run.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another path",
+        f"run.out: '{tiny_model}' is there already, and not written by `ramet sft`; give a new folder",
     ]
 
 
 def test_an_output_that_cannot_be_made_is_found_before_the_training(tiny_model: Path, tmp_path: Path) -> None:
     config = configured(tiny_model, tmp_path, row())
-    config.config.sft.out = str(tmp_path / "train.jsonl" / "model")
+    config.config.run.out = str(tmp_path / "train.jsonl" / "model")
     with pytest.raises(ConfigErrors, match=r"train\.jsonl' is not a folder that can be written to"):
         prepare(config)
 

@@ -90,8 +90,8 @@ def test_batches_of_a_step_are_counted_and_the_last_step_is_not_passed(
 def console(model: Path, run: Path) -> None:
     """Train with the console tracker on what stdout is now."""
     config = Config()
-    for key, value in {"max_steps": STEPS, "sequences_per_step": 2, "log_every": 2, "save_every": 1000}.items():
-        setattr(config.sft, key, value)
+    config.sft.sequences_per_step = 2
+    config.sft.trainer = {"max_steps": STEPS, "logging_steps": 2, "save_steps": 1000}
     examples = [Example(token_ids=array("i", [97 + i, 98]), trained=array("b", [0, 1])) for i in range(12)]
     torch.set_num_threads(1)
     train(AutoModelForCausalLM.from_pretrained(model), examples, config, run, tracker=ConsoleTracker(STEPS))

@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ramet.config.schema import Config, Dtype, Schedule
+from ramet.config.schema import TRAINER_DEFAULTS, Config, Dtype
 from ramet.errors import ConfigError
 from ramet.planning.memory_sft import SftInputs, sft_state
 from ramet.sft.checkpoints import newest_complete, step_of
@@ -33,7 +33,8 @@ EXAMPLES = [example(seed) for seed in range(40)]
 def configured(**sft: Any) -> Config:
     config = Config()
     config.run.seed = 7
-    chosen = {"max_steps": 12, "sequences_per_step": 4, "lr": 3e-3, "log_every": 5, "save_every": 1000, **sft}
+    chosen = {"max_steps": 12, "sequences_per_step": 4, "lr": 3e-3, "logging_steps": 5, "save_steps": 1000, **sft}
+    config.sft.trainer = {name: chosen.pop(name) for name in TRAINER_DEFAULTS if name in chosen}
     for name, value in chosen.items():
         setattr(config.sft, name, value)
     return config
@@ -54,7 +55,7 @@ def same(a: PreTrainedModel, b: PreTrainedModel) -> bool:
 def test_the_loss_falls_and_every_tenth_step_and_the_last_step_are_logged(
     tiny_model: Path, tmp_path: Path, recorded: Any
 ) -> None:
-    _, result = trained(tiny_model, tmp_path, recorded, configured(max_steps=33, log_every=10, lr=1e-2))
+    _, result = trained(tiny_model, tmp_path, recorded, configured(max_steps=33, logging_steps=10, lr=1e-2))
     assert [step for step, _ in recorded.entries] == [10, 20, 30, 33]
     losses = [metrics["sft/loss"] for _, metrics in recorded.entries]
     assert losses[-1] < losses[0] - 0.5
@@ -100,7 +101,7 @@ def test_what_is_held_is_what_the_plan_says_to_the_byte(
 @pytest.mark.parametrize("budget", [40, 60, 200])
 def test_numbers_do_not_depend_on_the_budget(tiny_model: Path, tmp_path: Path, recorded: Any, budget: int) -> None:
     """Losses and gradient norms of single sequences, of two or three in a pass, and of a step in one pass."""
-    options = {"max_steps": 6, "log_every": 1, "sequences_per_step": 7}
+    options = {"max_steps": 6, "logging_steps": 1, "sequences_per_step": 7}
     trained(tiny_model, tmp_path / "whole", recorded, configured(**options))
     trained(tiny_model, tmp_path / "cut", recorded, configured(**options, max_microbatch_tokens=budget))
     whole, cut = recorded.entries[:6], recorded.entries[6:]
@@ -109,12 +110,12 @@ def test_numbers_do_not_depend_on_the_budget(tiny_model: Path, tmp_path: Path, r
 
 
 def test_speed_and_padding_are_reported(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
-    trained(tiny_model, tmp_path, recorded, configured(max_steps=2, log_every=1, sequences_per_step=1))
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=2, logging_steps=1, sequences_per_step=1))
     for _, metrics in recorded.entries:
         assert metrics["sft/tokens_per_s"] > 0
         assert metrics["sft/padding_share"] == 0  # one sequence a pass
     recorded.entries.clear()
-    trained(tiny_model, tmp_path / "more", recorded, configured(max_steps=2, log_every=1, sequences_per_step=40))
+    trained(tiny_model, tmp_path / "more", recorded, configured(max_steps=2, logging_steps=1, sequences_per_step=40))
     assert all(0 < metrics["sft/padding_share"] < 0.15 for _, metrics in recorded.entries)
 
 
@@ -134,7 +135,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
 def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(
     tiny_model: Path, tmp_path: Path, recorded: Any, budget: int
 ) -> None:
-    options = {"sequences_per_step": 6, "max_microbatch_tokens": budget, "max_steps": 17, "save_every": 7}
+    options = {"sequences_per_step": 6, "max_microbatch_tokens": budget, "max_steps": 17, "save_steps": 7}
     whole, _ = trained(tiny_model, tmp_path / "whole", recorded, configured(**options))
     checkpoint = tmp_path / "whole" / "checkpoints" / "checkpoint-14"
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
@@ -149,19 +150,19 @@ def test_a_resume_logs_and_saves_as_often_as_it_is_told_now(
     tiny_model: Path, tmp_path: Path, recorded: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = {"sequences_per_step": 3, "max_steps": 17}
-    trained(tiny_model, tmp_path, recorded, configured(**options, log_every=5, save_every=7))
+    trained(tiny_model, tmp_path, recorded, configured(**options, logging_steps=5, save_steps=7))
     for step in (7, 14):
         assert (tmp_path / "checkpoints" / f"checkpoint-{step}").is_dir()
     shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-14")
     recorded.entries.clear()
-    trained(tiny_model, tmp_path, recorded, configured(**options, log_every=2, save_every=3))
+    trained(tiny_model, tmp_path, recorded, configured(**options, logging_steps=2, save_steps=3))
     assert [step for step, _ in recorded.entries] == [8, 10, 12, 14, 16, 17]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-12", "checkpoint-15"]
     assert "trainer_state.json" not in capfd.readouterr().err
 
 
 def test_only_a_complete_checkpoint_is_resumed(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
-    trained(tiny_model, tmp_path, recorded, configured(max_steps=9, save_every=4))
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=9, save_steps=4))
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-4", "checkpoint-8"]
     newest = newest_complete(folder)
@@ -178,7 +179,7 @@ def test_only_a_complete_checkpoint_is_resumed(tiny_model: Path, tmp_path: Path,
 
 
 def test_a_flipped_byte_in_the_optimiser_is_found(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
-    trained(tiny_model, tmp_path, recorded, configured(max_steps=5, save_every=4))
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=5, save_steps=4))
     file = tmp_path / "checkpoints" / "checkpoint-4" / "optimizer.pt"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -187,14 +188,19 @@ def test_a_flipped_byte_in_the_optimiser_is_found(tiny_model: Path, tmp_path: Pa
 
 
 def test_fewer_steps_than_are_trained_already_are_refused(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
-    trained(tiny_model, tmp_path, recorded, configured(max_steps=9, save_every=8))
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=9, save_steps=8))
     with pytest.raises(ConfigError, match="has trained 8 steps already, and now 6 are asked for"):
-        trained(tiny_model, tmp_path, recorded, configured(max_steps=6, save_every=4))
+        trained(tiny_model, tmp_path, recorded, configured(max_steps=6, save_steps=4))
 
 
 def test_a_loss_that_is_no_number_stops_the_training(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
     with pytest.raises(ConfigError, match=r"the loss is nan at step \d+; a smaller sft.lr \(now 1e\+30\)"):
-        trained(tiny_model, tmp_path, recorded, configured(lr=1e30, log_every=1, schedule=Schedule.CONSTANT))
+        trained(
+            tiny_model,
+            tmp_path,
+            recorded,
+            configured(lr=1e30, logging_steps=1, lr_scheduler_type="constant_with_warmup"),
+        )
 
 
 def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(
@@ -206,10 +212,11 @@ def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(
             tiny_model,
             tmp_path,
             recorded,
-            configured(max_steps=9, save_every=4, log_every=9, lr=1e30, warmup_ratio=0.0),
+            configured(max_steps=9, save_steps=4, logging_steps=9, lr=1e30, warmup_ratio=0.0),
         )
     assert str(raised.value) == (
-        "sft: the loss is nan at step 4; a smaller sft.lr (now 1e+30) or a larger sft.warmup_ratio may keep it finite"
+        "sft: the loss is nan at step 4; a smaller sft.lr (now 1e+30) or a larger "
+        "sft.trainer.warmup_ratio may keep it finite"
     )
     assert not list(tmp_path.glob("checkpoints/*"))
 
@@ -228,8 +235,11 @@ def test_the_number_of_steps_follows_from_epochs_and_sequences(epochs: float, pe
     assert total_steps(config, 40) == steps
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_warm_up_and_schedule_reach_trainer(tmp_path: Path, schedule: Schedule) -> None:
-    arguments = training_arguments(configured(schedule=schedule, warmup_ratio=0.1), tmp_path, steps=101, use_cpu=True)
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant_with_warmup"])
+def test_arguments_of_trainer_reach_it(tmp_path: Path, schedule: str) -> None:
+    chosen = {"warmup_ratio": 0.1, "max_grad_norm": 0.5, "weight_decay": 0.2, "adam_beta2": 0.9}
+    config = configured(lr_scheduler_type=schedule, **chosen)
+    arguments = training_arguments(config, tmp_path, steps=101, use_cpu=True)
     assert arguments.get_warmup_steps(101) == 11
-    assert arguments.lr_scheduler_type.startswith(str(schedule))
+    assert arguments.lr_scheduler_type == schedule
+    assert (arguments.max_grad_norm, arguments.weight_decay, arguments.adam_beta2) == (0.5, 0.2, 0.9)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramet.config.schema import Config, WandbConfig, WandbMode
+from ramet.config.schema import Config
 from ramet.errors import ConfigError
 from ramet.tracking.jsonl import JsonlTracker, read_metrics
 from ramet.tracking.trackers import Trackers, check_trackers, make_trackers
@@ -69,7 +69,7 @@ def test_a_tracker_whose_package_is_missing_says_how_to_get_it(monkeypatch: pyte
 
 
 def test_options_of_a_tracker_that_is_not_chosen_are_refused() -> None:
-    config = Config(trackers=["console"], wandb=WandbConfig(project="p", mode=WandbMode.OFFLINE))
+    config = Config(trackers=["console"], wandb={"project": "p", "mode": "offline"})
     assert check_trackers(config, frozenset({"wandb.project", "wandb.mode", "train.steps"})) == [
         "wandb.mode: has no effect without its tracker; add it, as in trackers=[console,wandb]",
         "wandb.project: has no effect without its tracker; add it, as in trackers=[console,wandb]",

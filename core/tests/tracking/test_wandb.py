@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from ramet.config import secrets
-from ramet.config.schema import Config, WandbConfig, WandbMode
+from ramet.config.schema import Config
 from ramet.tracking.jsonl import JsonlTracker
 from ramet.tracking.trackers import check_trackers
-from ramet.tracking.wandb import HandedOver, WandbTracker
+from ramet.tracking.wandb import HandedOver, WandbMode, WandbOptions, WandbTracker
 from ramet.types import TrackedRun
 
 wandb = pytest.importorskip("wandb", reason="needs ramet[wandb]")
@@ -47,7 +47,7 @@ def tracked(tmp_path: Path) -> Callable[..., WandbTracker]:
 
     def make(logged: int = -1, **options: Any) -> WandbTracker:
         run = TrackedRun(folder=tmp_path / "r", total_steps=9, job="train", id="abc123", logged=logged)
-        return WandbTracker(run, WandbConfig(**options))
+        return WandbTracker(run, WandbOptions.of(options))
 
     return make
 
@@ -169,7 +169,7 @@ def test_how_far_the_rows_are_handed_over(tmp_path: Path, content: str | None, e
 
 
 def test_online_without_a_key_is_refused_before_the_start() -> None:
-    config = Config(trackers=["wandb"], wandb=WandbConfig(mode=WandbMode.ONLINE))
+    config = Config(trackers=["wandb"], wandb={"mode": "online"})
     assert check_trackers(config) == [
         "wandb.mode=online: there is no key (WANDB_API_KEY, or `wandb login`); wandb.mode=auto is offline then"
     ]

@@ -216,7 +216,7 @@ def test_one_rollout_per_task_trains_where_the_baseline_is_not_the_groups(
 
 
 def test_groups_of_different_sizes_are_trained_on_without_copies(train: Train, tmp_path: Path) -> None:
-    metrics = train("algorithm=grpo", "branch_policy=leaves", "data.shuffle=false")
+    metrics = train("algorithm=grpo", "branch_policy=leaves", "data.order=file")
     for step in (1, 2):
         groups = records(tmp_path, step)
         assert sorted(len(record.group.rollouts) for record in groups) == [4, 6]
@@ -238,7 +238,12 @@ def without_times(folder: Path, step: int) -> list[GroupRecord]:
 
 def test_rollouts_start_from_prefixes_of_the_step_before_also_after_a_resume(train: Train, tmp_path: Path) -> None:
     """Three steps of the same tasks at once, and once more with a stop after the second."""
-    stored = ("algorithm=grpo", "branch_policy=stored_prefix", "branch_policy.params.probability=1", "data.limit=2")
+    stored = (
+        "algorithm=grpo",
+        "branch_policy=stored_prefix",
+        "branch_policy.params.probability=1",
+        "data.limits.train=2",
+    )
     metrics = train(*stored, "train.steps=3")
     assert [metrics[step]["rollout/prefix_starts_per_group"] for step in (1, 2, 3)] == [0, GROUP, GROUP]
     assert (metrics[1]["rollout/stored_groups"], metrics[3]["rollout/stored_groups"]) == (0, TASKS)

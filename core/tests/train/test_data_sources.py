@@ -86,16 +86,16 @@ def test_sources_without_any_reward_are_refused_with_their_counts(given):
 
 
 def test_a_source_that_a_limit_may_have_left_out_is_a_warning(given, caplog: pytest.LogCaptureFixture):
-    plan(compose(given("rewards=[math,format]", "rewards.math.sources=hotpotqa", "data.limit=2"), job="train"))
+    plan(compose(given("rewards=[math,format]", "rewards.math.sources=hotpotqa", "data.limits.train=2"), job="train"))
     assert [record.getMessage() for record in caplog.records if "sources" in record.getMessage()] == [
         "rewards.math.sources=[hotpotqa]: no task of data.train has the data source 'hotpotqa'. There are: "
-        "'DR_grpo_mix' (2 tasks) (data.limit=2: tasks that were not read may have it)"
+        "'DR_grpo_mix' (2 tasks) (data.limits.train=2: tasks that were not read may have it)"
     ]
 
 
 def test_the_plan_shows_tasks_by_source_and_reward(given, tmp_path: Path):
     valid = f"data.valid=[{tmp_path}/valid.jsonl,benchmark:arithmetic/test]"
-    chosen = [valid, "data.valid_limit=3", "rewards=[math,format]", "rewards.math.sources=[DR_grpo_mix]"]
+    chosen = [valid, "data.limits.valid=3", "rewards=[math,format]", "rewards.math.sources=[DR_grpo_mix]"]
     facts = plan(compose(given(*chosen, "rewards.format.sources=[hotpotqa,essays]"), job="train")).facts
     assert facts["sources"].splitlines() == [
         "data source  train  valid  math  format",

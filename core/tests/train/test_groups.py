@@ -126,7 +126,7 @@ def test_a_defect_of_a_plugin_stops_the_run_as_one() -> None:
         check_infrastructure([group], limit=0.2)
     assert str(raised.value) == (
         "rollout step mine.Step of plugin 'mine' (mine 1.0) raised KeyError: 'a'; 1 of 2 rollouts were masked (limit "
-        "rollout.max_infra_rate=0.2), most of them by this"
+        "rollout.max_masked_share=0.2), most of them by this"
     )
 
 

@@ -43,7 +43,8 @@ def test_a_model_that_was_taught_the_calls_trains_two_steps_with_them(tmp_path: 
     ]  # fmt: skip
     sft([
         *common, f"model.path={model}", f"sft.data=[{tmp_path}/traces.jsonl]", "run.name=sft", "sft.lr=5e-3",
-        "sft.sequences_per_step=4", "sft.max_steps=60", "sft.warmup_ratio=0", "sft.schedule=constant",
+        "sft.sequences_per_step=4", "sft.trainer.max_steps=60", "sft.trainer.warmup_ratio=0",
+        "sft.trainer.lr_scheduler_type=constant_with_warmup",
     ])  # fmt: skip
     train([
         *common, f"model.path={tmp_path}/runs/sft/model", f"data.train=[{tmp_path}/tasks.jsonl]", "run.name=rl",

@@ -1,4 +1,4 @@
-"""`train.kl_in=reward`: what an estimator makes of the KL is the KL's gradient, and no more than its coefficient."""
+"""`train.kl_estimator=k1-reward`: an estimator makes of it the KL's gradient, and no more than its coefficient."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_a_kl_in_the_reward_is_in_the_token_rewards_and_not_in_the_loss(train: T
     """The estimator's advantages are the same whatever it is given."""
     without = train()
     (tmp_path / "run").rename(tmp_path / "without")
-    with_kl = train("advantage=sees_rewards", "train.kl_coef=0.5", "train.kl_in=reward")
+    with_kl = train("advantage=sees_rewards", "train.kl_coef=0.5", "train.kl_estimator=k1-reward")
     assert with_kl[1]["train/kl_reward"] == pytest.approx(0, abs=1e-6)  # the policy is the reference yet
     assert with_kl[2]["train/kl_reward"] != pytest.approx(0, abs=1e-4)
     assert "train/kl_coef" not in with_kl[2]  # it is fixed
@@ -238,10 +238,13 @@ def test_a_kl_in_the_reward_is_in_the_token_rewards_and_not_in_the_loss(train: T
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
-def test_the_coefficient_follows_its_target_also_over_a_resume(train: Train, tmp_path: Path, where: str) -> None:
+def test_the_coefficient_follows_its_target_also_over_a_resume(
+    train: Train, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramet.train.learning.KL_HORIZON", 8)
     options = (
-        "train.kl_coef=0.2", "train.kl_target=1e-9", "train.kl_horizon=8", f"train.kl_in={where}",
-        f"train.kl_estimator={'k2' if where == 'loss' else 'k1'}", "train.steps=3",
+        "train.kl_coef=0.2", "train.kl_target=1e-9",
+        f"train.kl_estimator={'k2' if where == 'loss' else 'k1-reward'}", "train.steps=3",
     )  # fmt: skip
     whole = [metrics["train/kl_coef"] for _, metrics in sorted(train(*options).items())]
     assert whole[0] == 0.2
@@ -351,7 +354,7 @@ def test_a_group_that_fails_ahead_of_its_step_ends_the_run_at_once(
         await asyncio.sleep(300)
 
     monkeypatch.setattr("ramet.train.learning.Learner.learn", learn)
-    more = ["run.deterministic=false", "train.staleness=2", "train.steps=3", "data.shuffle=false"]
+    more = ["run.deterministic=false", "train.staleness=2", "train.steps=3", "data.order=file"]
     with pytest.raises(PluginError, match=r"reward 'breaks'"):
         train("rewards=[format,breaks]", *more)
     assert not (tmp_path / "run/metrics.jsonl").exists()  # no step has ended
@@ -550,8 +553,13 @@ def write_sources(path: Path) -> Path:
 
 def test_weights_difficulty_and_curriculum_choose_what_is_trained_on(train: Train, tmp_path: Path) -> None:
     data = write_sources(tmp_path / "levels.jsonl")
-    chosen = [f"data.train=[{data}]", "data.columns.difficulty=level", "data.curriculum=true", "train.tasks_per_step=4"]
-    train(*chosen, "data.weights={a: 3, b: 1}", "data.max_difficulty=4", "data.min_difficulty=1")
+    chosen = [
+        f"data.train=[{data}]",
+        "data.columns.difficulty=level",
+        "data.order=curriculum",
+        "train.tasks_per_step=4",
+    ]
+    train(*chosen, "data.weights={a: 3, b: 1}", "data.difficulty.max=4", "data.difficulty.min=1")
     assert played(tmp_path / "run") == {1: ["2+1?", "4+1?", "3+1?", "6+1?"], 2: ["8+1?", "2+1?", "5+1?", "4+1?"]}
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert (manifest["data"]["train"]["tasks"], manifest["data"]["train"]["by_difficulty"]) == (12, 4)

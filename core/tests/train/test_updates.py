@@ -13,7 +13,7 @@ import torch
 
 from ramet.components.build import Components
 from ramet.config.compose import compose
-from ramet.config.schema import Config, KlIn, TrainConfig
+from ramet.config.schema import Config, KlEstimator, TrainConfig
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import CriticSpec
@@ -97,7 +97,7 @@ def test_a_resumed_run_without_a_target_has_the_coefficient_of_its_configuration
 
 def test_the_coefficient_stays_while_the_critic_alone_learns(tmp_path: Path) -> None:
     """The policy is its reference then, so the KL is far under any target."""
-    config = Config(train=TrainConfig(kl_coef=0.2, kl_target=0.1, kl_horizon=2, kl_in=KlIn.REWARD, staleness=3))
+    config = Config(train=TrainConfig(kl_coef=0.2, kl_target=0.1, kl_estimator=KlEstimator.K1_REWARD, staleness=3))
     critic = CriticSpec(
         model=config.model,
         policy=config.policy,

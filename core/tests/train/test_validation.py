@@ -157,11 +157,11 @@ def test_a_benchmark_that_no_reward_applies_to_is_validated_all_the_same(train: 
 
 def test_a_validation_samples_as_it_is_told(train: Train, problems: Callable[..., list[str]]) -> None:
     valid = ["data.valid=[benchmark:by_step/test]", "train.eval_every=1", "train.steps=1", "train.eval_k=3"]
-    assert problems(*valid, "train.eval_temperature=0") == [
-        "train.eval_k=3: needs train.eval_temperature over 0, since all rollouts of a task would be the same"
+    assert problems(*valid, "train.eval_sampling.temperature=0") == [
+        "train.eval_k=3: needs train.eval_sampling.temperature over 0, since all rollouts of a task would be the same"
     ]
     ByStep.values[1] = 1.0
-    metrics = train(*valid, "train.eval_temperature=0.7")
+    metrics = train(*valid, "train.eval_sampling.temperature=0.7")
     assert sorted(ByStep.seen) == [f"test/{task}:{rollout}" for task in (0, 1) for rollout in (0, 1, 2)]
     assert metrics[1]["valid/by_step/accuracy"] == metrics[1]["valid/by_step/accuracy/pass@3"] == 1
 
@@ -171,8 +171,8 @@ def test_tasks_of_files_are_greedy_unless_told_otherwise(
 ) -> None:
     (data,) = [text.removeprefix("data.train=") for text in overrides() if text.startswith("data.train=")]
     assert problems(f"data.valid={data}", "train.eval_every=1", "train.eval_k=3") == [
-        f"train.eval_k=3: needs train.eval_temperature over 0 for the tasks of {data.strip('[]')}, since all rollouts "
-        "of a task would be the same"
+        f"train.eval_k=3: needs train.eval_sampling.temperature over 0 for the tasks of {data.strip('[]')}, since all "
+        "rollouts of a task would be the same"
     ]
     chosen = ["benchmarks=[by_text]", "benchmarks.by_text.tools=[serach]"]
     assert problems(*chosen, "data.valid=[benchmark:by_text/test]") == [
@@ -184,7 +184,7 @@ def test_a_validation_gives_the_numbers_of_an_evaluation_with_the_same_weights(
     train: Train, overrides: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     """Scores, token ids and all: prompts, limits, sampling and seeds are those of `ramet eval`."""
-    chosen = ["benchmarks=[by_text]", "benchmarks.by_text.limit=4", "evaluate.temperature=1.1"]
+    chosen = ["benchmarks=[by_text]", "benchmarks.by_text.limit=4", "evaluate.sampling.temperature=1.1"]
     data = ["data.valid=[benchmark:by_text/test]", "train.eval_every=1", "train.eval_k=3", "train.steps=2"]
     metrics = train(*data, *chosen, "policy.lr=0.01", "rewards.other.use=varied")
     same = [text for text in overrides(*chosen) if not text.startswith(("rewards", "train.", "data.train"))]
@@ -271,7 +271,7 @@ def test_a_validation_of_which_much_was_lost_makes_nothing_the_best(
     train("data.valid=[benchmark:by_step/test]", "train.steps=3", "train.save_every=100", *KEEP_BEST)
     assert kept(tmp_path) == {"step_000001": 0.5, "step_000003": None}
     assert [record.getMessage() for record in caplog.records if "cannot be the best" in record.getMessage()] == [
-        f"step {step}: valid/masked_share is 0.5 (limit rollout.max_infra_rate=0.2), so its checkpoint cannot be the "
+        f"step {step}: valid/masked_share is 0.5 (limit rollout.max_masked_share=0.2), so its checkpoint cannot be the "
         "best (train.keep_best): the rest would be a biased subset"
         for step in (2, 3)
     ]
@@ -283,9 +283,9 @@ def test_what_the_best_is_chosen_by_does_not_change_on_the_way(
     options = ["data.valid=[benchmark:by_step/test]", *KEEP_BEST]
     train("train.steps=1", *options)
     assert "chooses the checkpoint on benchmark:by_step/test" in caplog.text  # a warning before the start
-    assert problems("train.steps=2", *options, "train.eval_temperature=0.5") == [
-        "train.eval_temperature was None, is 0.5; resuming would mix two runs: undo it, choose another run.name, or "
-        "set run.allow_config_change=true"
+    assert problems("train.steps=2", *options, "train.eval_sampling.temperature=0.5") == [
+        "train.eval_sampling.temperature was (absent), is 0.5; resuming would mix two runs: undo it, choose another "
+        "run.name, or set run.allow_config_change=true"
     ]
 
 
@@ -315,16 +315,12 @@ def test_unknown_benchmarks_and_splits_and_options_without_effect_are_errors(
         "them; name it, as in data.valid=[benchmark:by_step/test], or leave the key out"
     ]
     named = ["benchmarks=[by_step]", "data.train=[benchmark:by_step/train]"]
-    assert problems(
-        *named, "evaluate.k=3", "evaluate.max_masked_share=0.5", "evaluate.out=x", "evaluate.pass_at=[2]"
-    ) == [
+    assert problems(*named, "evaluate.k=3", "run.out=x") == [
         "evaluate.k: `ramet train` does not read it; set train.eval_k",
-        "evaluate.max_masked_share: `ramet train` does not read it; set rollout.max_infra_rate",
-        "evaluate.out: `ramet train` does not read it; leave the key out",
-        "evaluate.pass_at: `ramet train` does not read it; leave the key out",
+        "run.out: `ramet train` does not read it; leave the key out",
     ]
     assert problems(*named, "benchmarks.by_step.limit=3") == [
-        "benchmarks.by_step.limit: `ramet train` does not read it; set data.limit or data.valid_limit"
+        "benchmarks.by_step.limit: `ramet train` does not read it; set data.limits.train or data.limits.valid"
     ]
 
 
@@ -332,7 +328,7 @@ def test_unknown_benchmarks_and_splits_and_options_without_effect_are_errors(
 def test_a_run_trains_on_a_benchmarks_tasks_and_knows_them_again(
     train: Train, problems: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    data = ["data.train=[benchmark:arithmetic/train]", "data.limit=5", "benchmarks=[arithmetic]"]
+    data = ["data.train=[benchmark:arithmetic/train]", "data.limits.train=5", "benchmarks=[arithmetic]"]
     train(*data, "benchmarks.arithmetic.params.seed=3", "train.steps=1")
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert manifest["data"]["train"]["files"] == ["benchmark:arithmetic/train"]

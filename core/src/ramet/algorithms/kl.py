@@ -6,15 +6,15 @@ policy samples, while those of the others are not (k1's is 0 in expectation): th
 name and the gradient of k2 (straight-through; Tang and Munos, arXiv 2506.09477).
 
 All that is of the KL in the loss. As a reward an estimate k has no gradient of its own: it weighs grad log pi, and
-E[grad log pi k] is the gradient of the KL for k1 alone. For k3 that of the reversed KL is taken off it, which leaves
-nearly nothing where the policies are close (Shah et al., arXiv 2512.21852).
+E[grad log pi k] is the gradient of the KL for k1 alone (`k1-reward`). For k3 that of the reversed KL is taken off it,
+which leaves nearly nothing where the policies are close (Shah et al., arXiv 2512.21852).
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ramet.config.schema import KlEstimator, KlIn, TrainConfig
+from ramet.config.schema import KlEstimator
 
 K3_LIMIT = 10.0
 EXPONENT_LIMIT = 20.0  # far beyond K3_LIMIT: changes no value, and keeps 0 * inf out of the gradient
@@ -25,11 +25,6 @@ STRAIGHT_THROUGH = {
 }
 
 
-def estimator_of(train: TrainConfig) -> KlEstimator:
-    """What `train.kl_estimator` means where it is null."""
-    return train.kl_estimator or (KlEstimator.K1 if train.kl_in is KlIn.REWARD else KlEstimator.K3)
-
-
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
     """Same shape as the inputs; differentiable in both."""
     difference = logprobs - ref_logprobs
@@ -37,7 +32,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) 
         value = kl_estimate(logprobs.detach(), ref_logprobs.detach(), STRAIGHT_THROUGH[estimator])
         gradient = kl_estimate(logprobs, ref_logprobs, KlEstimator.K2)
         return value + (gradient - gradient.detach())
-    if estimator is KlEstimator.K1:
+    if estimator in (KlEstimator.K1, KlEstimator.K1_REWARD):
         return difference
     if estimator is KlEstimator.ABS:
         return difference.abs()

@@ -16,6 +16,7 @@ from ramet.algorithms.kl import kl_estimate
 from ramet.config.schema import KlEstimator
 
 LARGEST_ERROR = 0.2  # a step never corrects by more than this share per horizon
+KL_HORIZON = 10_000  # rollouts over which it may, as Ziegler et al. chose; of larger steps, one step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class KlController:
 
     coef: float
     target: float | None = None
-    horizon: int = 10_000  # rollouts
+    horizon: int = KL_HORIZON  # rollouts, at least those of a step
 
     def update(self, kl: float, n_rollouts: int) -> None:
         """`kl` was found over these rollouts. Above the target the coefficient rises, below it falls."""

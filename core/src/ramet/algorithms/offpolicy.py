@@ -5,11 +5,12 @@ With rho = pi_old / mu, each token's policy loss is weighed, without a gradient,
 * `tis_cap`: min(rho_t, cap), truncated importance sampling (Yao et al., "Your efficient RL framework secretly brings
   you off-policy RL training", 2025; the cap is that of IMPALA, arXiv 1802.01561); with `tis_level=sequence`
   min(prod_t rho_t, cap) for all tokens of the sequence.
-* `token_band`: 0 where rho_t is outside [low, high] (IcePop, Ling Team, arXiv 2510.18855, with [0.5, 5]).
-* `sequence_band`: 0 for a whole sequence whose exp(mean_t log rho_t) is outside (with [0.999, 1.001] the geometric
-  rejection of verl's rollout correction). Unlike the product, the mean does not grow with the length.
-* `negative_gap_max`: 0 for a whole sequence with A < 0 and mean_t log(mu / pi) above it, pi being the current policy
-  (DeepSeek-V3.2, arXiv 2512.02556): what the policy would hardly sample any more teaches nothing by its failure.
+* `off_policy.token_band`: 0 where rho_t is outside [low, high] (IcePop, Ling Team, arXiv 2510.18855, with [0.5, 5]).
+* `off_policy.sequence_band`: 0 for a whole sequence whose exp(mean_t log rho_t) is outside (with [0.999, 1.001] the
+  geometric rejection of verl's rollout correction). Unlike the product, the mean does not grow with the length.
+* `off_policy.negative_gap_max`: 0 for a whole sequence with A < 0 and mean_t log(mu / pi) above it, pi being the
+  current policy (DeepSeek-V3.2, arXiv 2512.02556): what it would hardly sample any more teaches nothing by its
+  failure.
 
 What is weighed 0 stays in the denominators of the loss.
 """
@@ -23,8 +24,10 @@ from torch import Tensor
 
 from ramet.algorithms.ratio import LIMIT, clamped, ratio_of
 from ramet.algorithms.sequences import unit_means, unit_sums
-from ramet.config.schema import TisLevel, TrainConfig
+from ramet.config.schema import TrainConfig
 from ramet.types import LossInputs
+
+MASKS = frozenset({"token_band", "sequence_band", "negative_gap_max"})  # of `train.off_policy`: what may weigh 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,34 +43,30 @@ class OffPolicy:
 @torch.no_grad()
 def off_policy_weights(tokens: LossInputs, train: TrainConfig) -> OffPolicy:
     """Return the off-policy weight of each token, as the section `train` asks for it."""
-    found = truncated_weights(tokens, train.tis_cap, train.tis_level)
+    chosen = train.off_policy
+    found = truncated_weights(tokens, train.tis_cap, by_sequence=chosen.get("tis_level") == "sequence")
     kept = torch.ones_like(tokens.mask)
-    if train.token_band is not None:
-        kept &= _within(ratio_of(tokens.old_logprobs, tokens.engine_logprobs), train.token_band)
-    if train.sequence_band is not None:
+    if (band := chosen.get("token_band")) is not None:
+        kept &= _within(ratio_of(tokens.old_logprobs, tokens.engine_logprobs), band)
+    if (band := chosen.get("sequence_band")) is not None:
         gap = _sequence_mean(tokens.old_logprobs - tokens.engine_logprobs, tokens)
-        kept &= _within(gap.clamp(-LIMIT, LIMIT).exp(), train.sequence_band)
-    if train.negative_gap_max is not None:
+        kept &= _within(gap.clamp(-LIMIT, LIMIT).exp(), band)
+    if (most := chosen.get("negative_gap_max")) is not None:
         gap = _sequence_mean(tokens.engine_logprobs - tokens.logprobs, tokens)
-        kept &= (_sequence_mean(tokens.advantages, tokens) >= 0) | (gap <= train.negative_gap_max)
+        kept &= (_sequence_mean(tokens.advantages, tokens) >= 0) | (gap <= most)
     kept |= ~tokens.mask
     return OffPolicy(
         weight=found.weight * kept, truncated=found.truncated, clamped=found.clamped, left_out=(~kept).float()
     )
 
 
-def off_policy_masks(train: TrainConfig) -> bool:
-    """Whether anything beside truncation may weigh tokens 0."""
-    return train.token_band is not None or train.sequence_band is not None or train.negative_gap_max is not None
-
-
-def truncated_weights(tokens: LossInputs, cap: float | None, level: TisLevel) -> OffPolicy:
+def truncated_weights(tokens: LossInputs, cap: float | None, *, by_sequence: bool) -> OffPolicy:
     """Truncated importance sampling alone. `cap` None switches it off: all weights are 1."""
     old, engine = tokens.old_logprobs, tokens.engine_logprobs
     none = torch.zeros_like(old)
     if cap is None:
         return OffPolicy(weight=torch.ones_like(old), truncated=none, clamped=none, left_out=none)
-    if level is TisLevel.SEQUENCE:
+    if by_sequence:
         old, engine = unit_sums(old - engine, tokens.mask, tokens.sequence_ids), none
     ratio = ratio_of(old, engine).detach()
     return OffPolicy(

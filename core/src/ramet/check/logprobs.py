@@ -21,7 +21,7 @@ from ramet.check.agreement import DEFAULTS, Agreement, Spread, Threshold, Token,
 from ramet.cluster.interfaces import Backend
 from ramet.cluster.launch import open_backend
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ClusterConfig, Config
+from ramet.config.schema import ClusterConfig, Config, Order
 from ramet.data.sampler import Sampler
 from ramet.errors import ConfigErrors, InfraError, raise_all
 from ramet.event_loop import run_async
@@ -35,7 +35,7 @@ from ramet.policy.spec import PolicySpec
 from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
-from ramet.train.groups import check_infrastructure
+from ramet.train.groups import check_infrastructure, masked_limit
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.specs import policy_spec
 from ramet.types import Group, Task
@@ -98,7 +98,9 @@ def _prepare(resolved: Resolved, options: Options) -> PreparedRun:
 def draw_tasks(prepared: PreparedRun, config: Config, options: Options) -> list[Task]:
     """The tasks to play, drawn by `run.seed`."""
     n = len(prepared.tasks)
-    drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).draw(min(options.tasks, n))
+    drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.order is not Order.FILE).draw(
+        min(options.tasks, n)
+    )
     return [prepared.tasks[i] for i in drawn]
 
 
@@ -150,7 +152,7 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
         )
         for group in groups
     ]
-    check_infrastructure(scored, config.rollout.max_infra_rate)
+    check_infrastructure(scored, masked_limit(config.rollout))
     rows = rows_of(scored)
     if not any(row.n_trained for row in rows):
         raise InfraError("no sampled tokens to compare: every group has fewer than two rollouts that are not masked")

@@ -19,6 +19,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.sections import without_model
 from ramet.data.files import find_files
 from ramet.data.inspect import inspect_files
+from ramet.data.layout import Columns
 from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError, RametError, raise_all
 from ramet.plugins import load_plugins
@@ -85,8 +86,8 @@ class Chosen:
     def tasks(self, name: str) -> list[Task]:
         return list(self.build(name).load(self.split(name), self._resolved.config.benchmarks[name].limit))
 
-    def columns(self) -> Any:
-        return self._resolved.config.data.columns
+    def columns(self) -> Columns:
+        return Columns.of(self._resolved.config.data.columns)
 
     def _has(self, name: str, split: str) -> bool:
         try:

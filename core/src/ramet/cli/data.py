@@ -20,6 +20,7 @@ from ramet.config.sections import without_model
 from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths
+from ramet.data.layout import Columns
 from ramet.data.row_problems import in_row_order
 from ramet.errors import ConfigError, raise_all
 from ramet.io.json_values import visible_lines
@@ -83,7 +84,7 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | Non
     step = Components(config).step
     views = _prompts(step, config, tools)
     traces = {path for path in paths if holds_traces(path, config)}
-    tasks = iter(inspect_files([path for path in paths if path not in traces], config.data.columns))
+    tasks = iter(inspect_files([path for path in paths if path not in traces], Columns.of(config.data.columns)))
     reports = [
         inspect_traces(path, step, config, tools)
         if path in traces

@@ -10,6 +10,7 @@ from ramet.cli.data_report import FileReport, bad_row_lines, counted, duplicates
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, Malformed
 from ramet.data.files import read_rows
+from ramet.data.layout import Columns
 from ramet.errors import ConfigError
 from ramet.sft.conversations import SftData, is_trace, read_files
 from ramet.sft.exchanges import Conversation
@@ -23,7 +24,7 @@ def holds_traces(path: Path, config: Config) -> bool:
         first = next((row for row in read_rows(path) if row.problem is None), None)
     except ConfigError:
         return False  # the next reader says why
-    return first is not None and is_trace(first.values, config.data.columns.prompt)
+    return first is not None and is_trace(first.values, Columns.of(config.data.columns).prompt)
 
 
 def inspect_traces(path: Path, step: RolloutStep, config: Config, tools: ToolNames) -> FileReport:

@@ -135,8 +135,7 @@ def _shared(found: Sequence[Resolved]) -> list[str]:
     problems = []
     outputs = {
         "run.name": [one.config.run.name for one in found],
-        "sft.out": [one.config.sft.out if one.job == "sft" else None for one in found],
-        "evaluate.out": [one.config.evaluate.out if one.job == "eval" else None for one in found],
+        "run.out": [one.config.run.out for one in found],
     }
     for key, values in outputs.items():
         given = [value for value in values if value is not None]

@@ -27,13 +27,12 @@ from ramet.config.schema import (
     Config,
     DataConfig,
     KlEstimator,
-    KlIn,
     OldLogprobs,
+    Order,
     SftConfig,
-    TisLevel,
     TrainConfig,
 )
-from ramet.types.option import problem_of
+from ramet.types.option import entry_problems, problem_of
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TAG_NAME = re.compile(r"[^<>/\s]+")
@@ -60,13 +59,6 @@ def check(resolved: Resolved, job: str) -> list[str]:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
     if job == "sft":
         problems += [*_budget(config.sft), *_mask_tags(config.sft.mask_tags)]
-    if job == "eval":
-        chosen = config.evaluate
-        problems += [
-            f"evaluate.pass_at={chosen.pass_at}: {j} is not allowed; allowed: 1 to evaluate.k={chosen.k}"
-            for j in chosen.pass_at
-            if not 1 <= j <= chosen.k
-        ]
     if job == "eval" and not config.benchmarks:
         problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
     return problems
@@ -91,12 +83,17 @@ def _mask_tags(tags: Sequence[str]) -> list[str]:
 
 def check_values(config: Config | DictConfig, job: str) -> list[str]:
     """Values that are out of their range whatever the others are. Of a composed tree, those that can be read."""
-    problems = [
-        f"{path}.{field.name}={value}: {problem}"
-        for section in JOBS[job]
-        for path, settings in _parts(config, section)
-        for field in dataclasses.fields(_kind(settings))
-        if (problem := problem_of(field, value := _value(settings, field.name)))
+    problems = []
+    for path, settings in (part for section in JOBS[job] for part in _parts(config, section)):
+        for field in dataclasses.fields(_kind(settings)):
+            value, key = _value(settings, field.name), f"{path}.{field.name}"
+            problems += [f"{key}={value}: {problem}"] if (problem := problem_of(field, value)) else []
+            problems += [f"{key}.{problem}" for problem in entry_problems(field, value)]
+    problems += [
+        f"{field.name}.{problem}"
+        for field in dataclasses.fields(Config)
+        if field.name in JOBS[job]
+        for problem in entry_problems(field, _value(config, field.name))
     ]
     name = _value(config.run, "name") if "run" in JOBS[job] else None
     if name is not None and not RUN_NAME.fullmatch(name):
@@ -136,11 +133,6 @@ def _training(config: Config) -> Iterator[str]:
         )
     if rollout.temperature == 0:
         yield "rollout.temperature=0.0: must be over 0 in training, since all rollouts of a group would be the same"
-    if rollout.top_p != 1 or rollout.top_k != 0:
-        yield (
-            f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: training needs 1.0 and 0, since the "
-            "probabilities of cut-off sampling are not the policy's"
-        )
     rollouts = train.tasks_per_step * rollout.group_size
     if train.minibatches > rollouts:
         yield (
@@ -153,7 +145,7 @@ def _training(config: Config) -> Iterator[str]:
             f"train.staleness={train.staleness}: needs train.tis_cap, which is null: what older weights sampled is "
             "corrected by its importance; or set train.old_logprobs=engine, whose ratio corrects it"
         )
-    yield from _kl(train, rollouts)
+    yield from _kl(train)
     yield from _bands(train)
     if (train.eval_every > 0 or train.eval_first) and not config.data.valid:
         which = f"eval_every={train.eval_every}" if train.eval_every > 0 else "eval_first=true"
@@ -173,45 +165,37 @@ def _training(config: Config) -> Iterator[str]:
             yield f"rewards.{name}.clip={bounds}: allowed: [lowest, highest], the first under the second; null: none"
 
 
-def _kl(train: TrainConfig, rollouts: int) -> Iterator[str]:
-    if train.kl_coef == 0:
-        if train.kl_in is KlIn.REWARD:
-            yield "train.kl_in=reward: needs train.kl_coef over 0, which is 0: there is no KL to take off the rewards"
-        if train.kl_target is not None:
-            yield f"train.kl_target={train.kl_target:g}: needs train.kl_coef over 0, with which it begins"
-    if train.kl_in is KlIn.REWARD and train.kl_estimator not in (None, KlEstimator.K1):
-        yield (
-            f"train.kl_estimator={train.kl_estimator}: train.kl_in=reward takes k1 alone, since no other estimate has "
-            "the gradient of the KL as a reward (k3's nearly cancels); leave the key out, or set train.kl_in=loss"
-        )
-    if train.kl_coef > 0 and train.kl_in is KlIn.LOSS and train.kl_estimator is KlEstimator.K1:
+def _kl(train: TrainConfig) -> Iterator[str]:
+    if train.kl_coef == 0 and train.kl_estimator is KlEstimator.K1_REWARD:
+        yield "train.kl_estimator=k1-reward: needs train.kl_coef over 0: there is no KL to take off the rewards"
+    if train.kl_coef == 0 and train.kl_target is not None:
+        yield f"train.kl_target={train.kl_target:g}: needs train.kl_coef over 0, with which it begins"
+    if train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1:
         yield (
             "train.kl_estimator=k1: in the loss its gradient is that of log pi, whatever the reference is, so nothing "
-            "pulls towards it; set k1+, which has the same value and the gradient of the KL, k2 or k3"
+            "pulls towards it; set k1+, which has the same value and the gradient of the KL, k2, k3 or k1-reward"
         )
-    if train.kl_target is not None and train.kl_horizon < rollouts:
-        yield f"train.kl_horizon={train.kl_horizon}: must be at least the {rollouts} rollouts of a step"
 
 
 def _bands(train: TrainConfig) -> Iterator[str]:
     engine = train.old_logprobs is OldLogprobs.ENGINE
-    for key in ("token_band", "sequence_band"):
-        band = getattr(train, key)
+    for name in ("token_band", "sequence_band"):
+        band, key = train.off_policy.get(name), f"train.off_policy.{name}"
         if band is not None and engine:
-            yield f"train.{key}={band}: {RHO_IS_ONE}"
-        if band is not None and not (len(band) == 2 and 0 <= band[0] < band[1]):
-            yield f"train.{key}={band}: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]"
-    if train.tis_level is TisLevel.SEQUENCE and engine:
-        yield f"train.tis_level=sequence: {RHO_IS_ONE}"
+            yield f"{key}={band}: {RHO_IS_ONE}"
+        if band is not None and not (isinstance(band, list) and len(band) == 2 and 0 <= band[0] < band[1]):
+            yield f"{key}={band}: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]"
+    if train.off_policy.get("tis_level") == "sequence" and engine:
+        yield f"train.off_policy.tis_level=sequence: {RHO_IS_ONE}"
 
 
 def _validation(train: TrainConfig, max_concurrent: int) -> Iterator[str]:
     if train.eval_k > max_concurrent:
         yield f"train.eval_k={train.eval_k}: must be at most rollout.max_concurrent={max_concurrent}"
-    if train.eval_k > 1 and train.eval_temperature == 0:
+    if train.eval_k > 1 and train.eval_sampling.get("temperature") == 0:
         yield (
-            f"train.eval_k={train.eval_k}: needs train.eval_temperature over 0, since all rollouts of a task would be "
-            "the same"
+            f"train.eval_k={train.eval_k}: needs train.eval_sampling.temperature over 0, since all rollouts of a task "
+            "would be the same"
         )
     if train.keep_best is not None and not train.eval_every:
         yield f"train.keep_best={train.keep_best}: needs train.eval_every over 0, which says when it is measured"
@@ -223,17 +207,20 @@ def _choosing(data: DataConfig) -> Iterator[str]:
             yield f"data.weights.{name}={weight}: must be finite and at least 0"
     if data.weights and not any(weight > 0 for weight in data.weights.values()):
         yield "data.weights: all are 0, so there is nothing to draw"
-    if data.columns.difficulty is None:
-        by_column = {"curriculum": data.curriculum or None, "min_difficulty": data.min_difficulty}
-        for key, value in {**by_column, "max_difficulty": data.max_difficulty}.items():
-            if value is not None:
-                shown = str(value).lower() if isinstance(value, bool) else value
-                yield f"data.{key}={shown}: needs data.columns.difficulty, the column that holds a task's difficulty"
-    least, most = data.min_difficulty, data.max_difficulty
-    if any(bound is not None and math.isnan(bound) for bound in (least, most)):
-        yield f"data.min_difficulty={least}, data.max_difficulty={most}: must be numbers"
-    if least is not None and most is not None and least > most:
-        yield f"data.min_difficulty={least:g}: must be at most data.max_difficulty={most:g}"
+    if not data.columns.get("difficulty"):
+        by_column = {
+            "order=curriculum": data.order is Order.CURRICULUM,
+            f"difficulty={data.difficulty}": data.difficulty,
+        }
+        for setting in (setting for setting, chosen in by_column.items() if chosen):
+            yield f"data.{setting}: needs data.columns.difficulty, the column that holds a task's difficulty"
+    if any(math.isnan(bound) for bound in data.difficulty.values()):
+        yield f"data.difficulty={data.difficulty}: must be numbers"
+    if data.difficulty.get("min", -math.inf) > data.difficulty.get("max", math.inf):
+        yield f"data.difficulty={data.difficulty}: min must be at most max"
+    for name in ("prompt",):
+        if data.columns.get(name, name) is None:
+            yield f"data.columns.{name}=null: every task needs one; leave the key out, or name the column"
 
 
 def _deterministic(config: Config) -> Iterator[str]:

@@ -35,10 +35,12 @@ class ChatMarkup(StrEnum):
     NEUTRALISE = "neutralise"  # they are spelled out, so that no prompt speaks for another role
 
 
-class WandbMode(StrEnum):
-    AUTO = "auto"  # online with a key, offline without
-    ONLINE = "online"
-    OFFLINE = "offline"
+class Order(StrEnum):
+    """In which order a pass over the training data takes its tasks."""
+
+    SHUFFLED = "shuffled"  # by the seed
+    CURRICULUM = "curriculum"  # from easy to hard; equally hard ones are shuffled
+    FILE = "file"  # as they are written
 
 
 class Dtype(StrEnum):
@@ -92,13 +94,7 @@ class KlEstimator(StrEnum):
     K1_PLUS = "k1+"  # straight-through: the value of k1, the gradient of k2
     ABS_PLUS = "abs+"
     K3_PLUS = "k3+"
-
-
-class KlIn(StrEnum):
-    """Where the KL to the reference counts."""
-
-    LOSS = "loss"
-    REWARD = "reward"  # taken off the rewards of sampled tokens, before the advantages
+    K1_REWARD = "k1-reward"  # taken off the rewards of sampled tokens, before the advantages; the others: in the loss
 
 
 class Combine(StrEnum):
@@ -106,13 +102,6 @@ class Combine(StrEnum):
 
     ADD = "add"  # weight x score is added to theirs
     MULTIPLY = "multiply"  # the sum of those that add is multiplied by weight x score
-
-
-class TisLevel(StrEnum):
-    """What has one importance weight."""
-
-    TOKEN = "token"
-    SEQUENCE = "sequence"  # the product over its sampled tokens
 
 
 class Schedule(StrEnum):

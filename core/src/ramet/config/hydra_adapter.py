@@ -34,6 +34,7 @@ from yaml import YAMLError
 
 from ramet.config.catalog import LOCAL, Catalog, Choice, first_line, make_catalog, suggest
 from ramet.config.choices import accept_enum_values
+from ramet.config.gone import GONE
 from ramet.config.needs import missing, needs_of
 from ramet.config.provenance import COMMAND_LINE, Layer
 from ramet.config.schema import Config
@@ -268,6 +269,8 @@ def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
     schema = ConfigStore.instance().load("schema.yaml").node
     if key is None:
         return text
+    if key[1] in GONE:
+        return GONE[key[1]].problem(key[1])
     if key[1] not in (known := list(leaf_keys(schema))):
         return text + suggest(key[1], known)
     expected = expected_type(schema, key[1])

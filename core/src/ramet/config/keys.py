@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ramet.config.gone import GONE
 from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS
 from ramet.plugins import load_plugins
@@ -53,9 +54,18 @@ REPLACED: dict[str, dict[str, str | None]] = {
     job: {key: instead[job] for key, field in FIELDS.items() if job in (instead := field.metadata.get("instead", {}))}
     for job in JOBS
 }
-OTHER_NAMES: dict[str, Sequence[str]] = {
-    key: field.metadata["aka"] for key, field in FIELDS.items() if field.metadata.get("aka")
-}
+ENTRIES = tuple(f"{key}.{entry}" for key, field in FIELDS.items() for entry in field.metadata.get("entries") or ())
+
+
+def _other_names() -> Iterator[tuple[str, Sequence[str]]]:
+    for key, field in FIELDS.items():
+        names = field.metadata.get("aka") or []
+        yield from (
+            ((f"{key}.{entry}", of) for entry, of in names.items()) if isinstance(names, dict) else [(key, names)]
+        )
+
+
+OTHER_NAMES = {key: names for key, names in _other_names() if names}
 
 
 def unused_key(key: str, job: str) -> str | None:
@@ -79,16 +89,22 @@ def resume_of(key: str) -> Resume:
     An option of a component counts as its plugin declares it. Where the key does not say which component is meant, all
     of the group that have the option must declare the same. What is not declared alters the numbers.
     """
+    if key in GONE:
+        return GONE[key].resume
     section, *rest = key.split(".")
     if section in KINDS and "params" in rest[:2]:
-        said = set(_declared_by_components(section, rest))
-        if len(said) == 1 and (one := said.pop()) is not None:
+        declared = set(_declared_by_components(section, rest))
+        if len(declared) == 1 and (one := declared.pop()) is not None:
             return one
     if section in MAPS:
         rest[:1] = ["NAME"]
     parts = [section, *rest]
-    fields = (FIELDS.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
-    return next((one for field in fields if field and (one := field.metadata.get("resume"))), Resume.NUMBERS)
+    for n in range(len(parts), 0, -1):
+        field = FIELDS.get(".".join(parts[:n]))
+        if field and (said := field.metadata.get("resume")):
+            by_entry = isinstance(said, Mapping)
+            return Resume(said.get(".".join(parts[n:]), Resume.NUMBERS) if by_entry else said)
+    return Resume.NUMBERS
 
 
 def _declared_by_components(group: str, path: Sequence[str]) -> Iterator[Resume | None]:

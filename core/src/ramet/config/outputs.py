@@ -29,13 +29,13 @@ def check_outputs(config: Config, job: str) -> list[str]:
 def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
     if config.run.name is not None:
         yield "run.root, run.name", Path(config.run.root) / config.run.name
-    if job == "sft" and config.sft.out is not None:
-        yield "sft.out", Path(config.sft.out)
-    if job == "eval" and config.evaluate.out is not None:
-        yield "evaluate.out", Path(config.evaluate.out)
-        yield "evaluate.out", Path(f"{config.evaluate.out}.partial.jsonl")
+    if job == "sft" and config.run.out is not None:
+        yield "run.out", Path(config.run.out)
+    if job == "eval" and config.run.out is not None:
+        yield "run.out", Path(config.run.out)
+        yield "run.out", Path(f"{config.run.out}.partial.jsonl")
         for suffix in (".tasks.jsonl", ".rollouts.jsonl.gz"):
-            yield "evaluate.out", Path(f"{config.evaluate.out.removesuffix('.json')}{suffix}")
+            yield "run.out", Path(f"{config.run.out.removesuffix('.json')}{suffix}")
 
 
 def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
@@ -74,7 +74,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _around_the_run(config: Config, job: str) -> Iterator[str]:
     """A model folder is replaced as a whole when the training is done, and must not hold the run."""
-    if job == "sft" and config.sft.out is not None:
+    if job == "sft" and config.run.out is not None:
         run = Path(config.run.root) / (config.run.name or "NAME")
-        if how := _touches(Path(config.sft.out), run):
-            yield f"sft.out: {config.sft.out!r} {how} the run directory {run}{REFUSED}"
+        if how := _touches(Path(config.run.out), run):
+            yield f"run.out: {config.run.out!r} {how} the run directory {run}{REFUSED}"

@@ -6,7 +6,7 @@ Sections of plugins are not here: each plugin's own dataclass is. What the core 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import MISSING
@@ -17,34 +17,38 @@ from ramet.config.choices import (
     Combine,
     Dtype,
     KlEstimator,
-    KlIn,
     LossAggregation,
     Malformed,
     MinibatchOf,
     Offload,
     OldLogprobs,
     OnBadRow,
+    Order,
     Schedule,
     SharePrefixes,
     Strategy,
     SystemPrompt,
-    TisLevel,
-    WandbMode,
 )
-from ramet.types.option import Resume, option
+from ramet.types.option import SAMPLING, Allowed, Resume, option
 
 # What another value does to a resumed run. A section says so where it is the same for all its keys, else each key does.
 NUMBERS, SAFE, ORDER, SCHEDULE = Resume.NUMBERS, Resume.SAFE, Resume.ORDER, Resume.SCHEDULE
 MEMORY, FAILURES, PATIENCE = Resume.MEMORY, Resume.FAILURES, Resume.PATIENCE
 VALIDATION, MEASURED = Resume.VALIDATION, Resume.MEASURED
 NOT_IN_PLAY = {"play": None}
+OFF_POLICY: dict[str, Allowed | None] = {
+    "tis_level": Allowed(choices=("token", "sequence")),
+    "token_band": None,
+    "sequence_band": None,
+    "negative_gap_max": Allowed(above=0),
+}
+AT_LEAST_1 = Allowed(minimum=1, whole=True)
 
 __all__ = [
     "Attention",
     "BenchmarkConfig",
     "ChatMarkup",
     "ClusterConfig",
-    "ColumnsConfig",
     "Combine",
     "ComponentConfig",
     "Config",
@@ -52,7 +56,6 @@ __all__ = [
     "Dtype",
     "EvaluateConfig",
     "KlEstimator",
-    "KlIn",
     "LossAggregation",
     "Malformed",
     "MinibatchOf",
@@ -60,6 +63,7 @@ __all__ = [
     "Offload",
     "OldLogprobs",
     "OnBadRow",
+    "Order",
     "PolicyConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -70,12 +74,29 @@ __all__ = [
     "SharePrefixes",
     "Strategy",
     "SystemPrompt",
-    "TisLevel",
     "ToolConfig",
     "TrainConfig",
-    "WandbConfig",
-    "WandbMode",
 ]
+TRAINER: dict[str, Allowed | None] = {
+    "lr_scheduler_type": Allowed(choices=("cosine", "linear", "constant_with_warmup")),
+    "warmup_ratio": Allowed(minimum=0, maximum=1),
+    "weight_decay": Allowed(minimum=0),
+    "adam_beta2": Allowed(minimum=0, maximum=1),
+    "max_grad_norm": Allowed(above=0),
+    "max_steps": AT_LEAST_1,
+    "logging_steps": AT_LEAST_1,
+    "save_steps": AT_LEAST_1,
+}
+TRAINER_DEFAULTS = {
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.1,
+    "weight_decay": 0.0,
+    "adam_beta2": 0.999,
+    "max_grad_norm": 1.0,
+    "max_steps": None,
+    "logging_steps": 10,
+    "save_steps": 500,
+}
 # fmt: off
 
 
@@ -96,26 +117,14 @@ class RunConfig:
     allow_config_change: bool = option(
         False, "resume although keys changed that change the numbers", resume=SAFE, instead=NOT_IN_PLAY
     )
+    out: str | None = option(
+        None, "where the result goes: the folder of a model (sft; null: `model` in the run's directory), a file of "
+        "results (eval; null: `results.json` there)", resume=SAFE, instead={"train": None, "play": None, "judge": None},
+        aka="output_path"
+    )
     private: bool = option(
         False, "what this run writes is for its owner alone (files 0600, folders 0700)", resume=SAFE,
         instead=NOT_IN_PLAY
-    )
-
-
-@dataclass(kw_only=True, slots=True)
-class ColumnsConfig:
-    """Names of the columns of the data files."""
-
-    id: str | None = option(None, "null: file stem and row number", resume=NUMBERS)
-    prompt: str = option("prompt", resume=NUMBERS, aka="data.prompt_key input_key")
-    answer: str | None = option(
-        None, "null: `answer`, or `reward_model.ground_truth` in rows that have that instead", resume=NUMBERS,
-        aka="data.answer_key label_key"
-    )
-    data_source: str | None = option("data_source", resume=NUMBERS, aka="data.reward_fn_key")
-    tools: str | None = option("tools", resume=NUMBERS)
-    difficulty: str | None = option(
-        None, "a number in every row of the training data, larger is harder", resume=NUMBERS
     )
 
 
@@ -129,29 +138,36 @@ class DataConfig:
         factory=list, help="as data.train", resume=VALIDATION, instead=NOT_IN_PLAY,
         aka="data.val_files val_files eval_dataset data.valid_files data.val data.eval"
     )
-    columns: ColumnsConfig = option(factory=ColumnsConfig, instead=NOT_IN_PLAY)
+    columns: dict[str, str | None] = option(
+        factory=dict, resume=NUMBERS, instead=NOT_IN_PLAY, aka={
+            "prompt": "data.prompt_key input_key", "answer": "data.answer_key label_key",
+            "data_source": "data.reward_fn_key",
+        },
+        help="names of columns: prompt, answer, data_source, tools, id, difficulty; a dot reaches into nested ones",
+        entries=dict.fromkeys(("id", "prompt", "answer", "data_source", "tools", "difficulty"))
+    )
     max_prompt_tokens: int = option(
         2048, "longer tasks are left out and counted", minimum=1, resume=NUMBERS,
         aka="max_prompt_length prompt_max_len"
     )
-    limit: int | None = option(
-        None, "first tasks only", minimum=1, resume=NUMBERS, instead=NOT_IN_PLAY,
-        aka="data.train_max_samples max_samples"
+    limits: dict[str, int] = option(
+        factory=dict, help="train, valid: first tasks only", resume={"train": NUMBERS, "valid": VALIDATION},
+        instead=NOT_IN_PLAY, entries={"train": AT_LEAST_1, "valid": AT_LEAST_1},
+        aka={"train": "data.train_max_samples max_samples", "valid": "data.val_max_samples"}
     )
-    valid_limit: int | None = option(None, minimum=1, resume=VALIDATION, instead=NOT_IN_PLAY)
-    shuffle: bool = option(True, resume=ORDER, instead=NOT_IN_PLAY)
+    order: Order = option(
+        Order.SHUFFLED, "curriculum: every pass goes from easy to hard, by data.columns.difficulty; file: as it is "
+        "written", resume=ORDER, instead=NOT_IN_PLAY, aka="data.shuffle shuffle_dataset shuffle"
+    )
     weights: dict[str, float] = option(
         factory=dict, help="data source -> share of draws; empty: every task as often", resume=NUMBERS,
         instead=NOT_IN_PLAY
     )
-    curriculum: bool = option(
-        False, "every pass over the data goes from easy to hard, by data.columns.difficulty", resume=ORDER,
-        instead=NOT_IN_PLAY
+    difficulty: dict[str, float] = option(
+        factory=dict, resume=NUMBERS, instead=NOT_IN_PLAY,
+        help="min, max: tasks outside are left out and counted, by data.columns.difficulty",
+        entries=dict.fromkeys(("min", "max"))
     )
-    min_difficulty: float | None = option(
-        None, "easier tasks are left out and counted", resume=NUMBERS, instead=NOT_IN_PLAY
-    )
-    max_difficulty: float | None = option(None, "harder ones too", resume=NUMBERS, instead=NOT_IN_PLAY)
     on_bad_row: OnBadRow = option(OnBadRow.ERROR, resume=NUMBERS, instead=NOT_IN_PLAY)
     chat_markup: ChatMarkup = option(ChatMarkup.KEEP, "in prompts", resume=NUMBERS)
 
@@ -182,10 +198,8 @@ class RolloutConfig:
         aka="max_response_length max_completion_length generate_max_len max_new_tokens max_tokens response_length"
     )
     temperature: float = option(
-        1.0, minimum=0, resume=NUMBERS, instead={"eval": "evaluate.temperature"}, aka="temperature"
+        1.0, minimum=0, resume=NUMBERS, instead={"eval": "evaluate.sampling.temperature"}, aka="temperature"
     )
-    top_p: float = option(1.0, above=0, maximum=1, resume=NUMBERS, instead={"eval": "evaluate.top_p"}, aka="top_p")
-    top_k: int = option(0, minimum=0, resume=NUMBERS, instead={"eval": "evaluate.top_k"}, aka="top_k")
     first_tokens: int = option(
         20, "k: sampled tokens of a turn after which a branch policy is asked", minimum=1, resume=NUMBERS
     )
@@ -198,10 +212,9 @@ class RolloutConfig:
         7200.0, "of all rollouts of a training step; train.staleness: of a group", above=0, resume=FAILURES,
         instead={"eval": "rollout.deadline_s", "play": "rollout.deadline_s"}
     )
-    watchdog_s: float = option(60.0, "a wait older than this is printed", above=0, resume=SAFE)
-    max_infra_rate: float = option(
-        0.2, "masked by infrastructure in a step: above it the run stops", minimum=0, maximum=1, resume=FAILURES,
-        instead={"eval": "evaluate.max_masked_share", "play": None}
+    max_masked_share: float | None = option(
+        None, "masked by infrastructure: above it a training stops after the step, and a benchmark has no results; "
+        "null: 0.2 of a step, 0.05 of a benchmark", minimum=0, maximum=1, resume=FAILURES, instead={"play": None}
     )
 
 
@@ -262,7 +275,8 @@ class BenchmarkConfig:
         None, "calls of a rollout, by tool; max_tool_calls: of all tools; null: the benchmark's own"
     )
     sampling: dict[str, float] = option(
-        factory=dict, help="temperature, top_p, top_k, min_p, repetition_penalty, for this benchmark alone"
+        factory=dict, help="temperature, top_p, top_k, min_p, repetition_penalty, for this benchmark alone",
+        entries=SAMPLING
     )
     prompt: str | None = option(None, "with {question} where the question goes; null: the benchmark's own")
     system_prompt: str | None = option(None, "replaces that of the rollout step; null: the benchmark's own")
@@ -284,10 +298,6 @@ class TrainConfig:
         0, "dynamic sampling: how often groups of equal rewards are replaced by those of other tasks", minimum=0,
         resume=NUMBERS, aka="filter_groups.enable filter_groups.max_num_gen_batches dynamic_filtering"
     )
-    stored_prefix_tokens: int = option(
-        4_000_000, "kept of earlier groups for branch policies that start from them; the oldest go first", minimum=0,
-        resume=NUMBERS
-    )
     minibatches: int = option(
         1, "optimiser steps per pass over a step's batch", minimum=1, resume=NUMBERS,
         aka="ppo_mini_batch_size mini_batch_size num_mini_batches steps_per_generation"
@@ -307,28 +317,21 @@ class TrainConfig:
         2.0, "truncated importance sampling of pi_old / mu; null: off", above=0, resume=NUMBERS,
         aka="tis_imp_ratio_cap vllm_importance_sampling_cap"
     )
-    tis_level: TisLevel = option(TisLevel.TOKEN, "sequence: one weight for all tokens of a rollout", resume=NUMBERS)
-    token_band: list[float] | None = option(
-        None, "[low, high] of a token's pi_old / mu; others weigh 0 (IcePop: [0.5, 5.0])", resume=NUMBERS
-    )
-    sequence_band: list[float] | None = option(
-        None, "[low, high] of the geometric mean of pi_old / mu in a rollout; others weigh 0", resume=NUMBERS
-    )
-    negative_gap_max: float | None = option(
-        None, "rollouts with a negative advantage and a larger mean of log(mu / pi) weigh 0 (DeepSeek-V3.2)", above=0,
-        resume=NUMBERS
+    off_policy: dict[str, Any] = option(
+        factory=dict, resume=NUMBERS, entries=OFF_POLICY,
+        help="tis_level: sequence gives all tokens of a rollout one weight; token_band, sequence_band: [low, high] of "
+        "pi_old / mu of a token (IcePop: [0.5, 5.0]), of its geometric mean in a rollout; negative_gap_max: of the "
+        "mean of log(mu / pi) of a rollout with a negative advantage (DeepSeek-V3.2); what is outside weighs 0"
     )
     kl_coef: float = option(
         0.0, "0 loads no reference", minimum=0, resume=NUMBERS,
-        aka="kl_coef beta kl_loss_coef use_kl_loss init_kl_coef use_kl_in_reward"
+        aka="kl_coef beta kl_loss_coef use_kl_loss init_kl_coef"
     )
-    kl_estimator: KlEstimator | None = option(
-        None, "null: k3; with train.kl_in=reward k1, which is for that alone", resume=NUMBERS,
-        aka="kl_loss_type kl_penalty kl_estimator"
+    kl_estimator: KlEstimator = option(
+        KlEstimator.K3, "in the loss; k1-reward: k1 is taken off the returns of sampled tokens", resume=NUMBERS,
+        aka="kl_loss_type kl_penalty kl_estimator use_kl_in_reward"
     )
-    kl_in: KlIn = option(KlIn.LOSS, "reward: taken off the returns of sampled tokens", resume=NUMBERS)
     kl_target: float | None = option(None, "kl_coef follows this KL; null: it is fixed", above=0, resume=NUMBERS)
-    kl_horizon: int = option(10_000, "rollouts in which kl_coef may change by 20 %", minimum=1, resume=NUMBERS)
     entropy_coef: float = option(0.0, resume=NUMBERS, aka="entropy_coeff entropy_loss_coef ent_coef")
     eval_every: int = option(
         0, "steps between validations on data.valid; 0: never", minimum=0, resume=SAFE,
@@ -336,17 +339,9 @@ class TrainConfig:
     )
     eval_first: bool = option(False, "also before the first step", resume=NUMBERS, aka="val_before_train eval_on_start")
     eval_k: int = option(1, "rollouts per task of a validation", minimum=1, resume=VALIDATION, aka="val_kwargs.n")
-    eval_temperature: float | None = option(
-        None, "null: of benchmarks as in `ramet eval`, else 0 (greedy)", minimum=0, resume=VALIDATION,
-        aka="val_kwargs.temperature"
-    )
-    eval_top_p: float | None = option(
-        None, "null: of benchmarks as in `ramet eval`, else 1", above=0, maximum=1, resume=VALIDATION,
-        aka="val_kwargs.top_p"
-    )
-    eval_top_k: int | None = option(
-        None, "null: of benchmarks as in `ramet eval`, else 0 (off)", minimum=0, resume=VALIDATION,
-        aka="val_kwargs.top_k"
+    eval_sampling: dict[str, float] = option(
+        factory=dict, help="as evaluate.sampling, over it; without it tasks of files are greedy", resume=VALIDATION,
+        entries=SAMPLING, aka={name: f"val_kwargs.{name}" for name in ("temperature", "top_p", "top_k")}
     )
     keep_best: str | None = option(
         None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well", resume=SAFE
@@ -362,20 +357,15 @@ class TrainConfig:
     keep_checkpoints: int = option(
         3, minimum=1, resume=SAFE, aka="max_actor_ckpt_to_keep save_total_limit max_ckpt_num"
     )
-    max_bad_steps: int = option(3, "non-finite updates in a row before the run stops", minimum=1, resume=NUMBERS)
     grace_s: float = option(
         60.0, "from SIGTERM or SIGINT to the checkpoint; an update that has begun is carried through", minimum=0,
         resume=SAFE
-    )
-    print_samples: int = option(
-        0, "rollouts to print after each step: best, worst, then others by the seed", minimum=0, resume=SAFE
     )
 
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
     lr: float = option(1e-6, minimum=0, resume=NUMBERS, aka="lr learning_rate optim.lr actor_learning_rate")
-    beta1: float = option(0.9, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta1")
     beta2: float = option(0.999, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta2")
     weight_decay: float = option(0.01, minimum=0, resume=NUMBERS)
     grad_clip: float = option(1.0, above=0, resume=NUMBERS, aka="clip_grad max_grad_norm max_norm gradient_clipping")
@@ -430,7 +420,6 @@ class SftConfig:
         Strategy.NONE, "over cluster.policy_workers processes", resume=NUMBERS, aka="deepspeed fsdp zero_stage"
     )
     epochs: float = option(3.0, above=0, resume=NUMBERS, aka="total_epochs num_train_epochs max_epochs num_epochs")
-    max_steps: int | None = option(None, minimum=1, resume=NUMBERS, aka="total_training_steps total_steps steps")
     sequences_per_step: int = option(
         16, "of an optimiser step, over all workers", minimum=1, resume=NUMBERS,
         aka="train_batch_size batch_size per_device_train_batch_size"
@@ -441,20 +430,29 @@ class SftConfig:
             "gradient_accumulation_steps accumulate packing"
     )
     lr: float = option(7e-6, minimum=0, resume=NUMBERS, aka="lr learning_rate optim.lr")
-    beta2: float = option(0.999, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta2")
-    schedule: Schedule = option(Schedule.COSINE, resume=NUMBERS, aka="lr_scheduler_type lr_scheduler")
-    warmup_ratio: float = option(
-        0.1, minimum=0, maximum=1, resume=NUMBERS,
-        aka="warmup_steps lr_warmup_steps lr_warmup_ratio lr_warmup_steps_ratio"
+    trainer: dict[str, Any] = option(
+        factory=dict, entries=TRAINER, resume={"logging_steps": SAFE, "save_steps": SAFE},
+        help="arguments of transformers.TrainingArguments: lr_scheduler_type (cosine), warmup_ratio (0.1), "
+        "weight_decay (0.0), adam_beta2 (0.999), max_grad_norm (1.0), max_steps (instead of epochs), "
+        "logging_steps (10), save_steps (500)",
+        aka={
+            "adam_beta2": "adam_beta2",
+            "lr_scheduler_type": "lr_scheduler_type lr_scheduler",
+            "warmup_ratio": "warmup_steps lr_warmup_steps lr_warmup_ratio lr_warmup_steps_ratio",
+            "max_grad_norm": "clip_grad max_norm gradient_clipping",
+            "max_steps": "total_training_steps total_steps steps",
+            "save_steps": "save_freq save_steps",
+            "logging_steps": "logging_steps",
+        }
     )
-    weight_decay: float = option(0.0, minimum=0, resume=NUMBERS)
     max_tokens: int = option(
         4096, "longer rows are left out and counted", minimum=1, resume=NUMBERS,
         aka="max_length max_seq_length max_seq_len max_len cutoff_len"
     )
-    save_every: int = option(500, minimum=1, resume=SAFE, aka="save_freq save_steps")
-    log_every: int = option(10, minimum=1, resume=SAFE, aka="logging_steps")
-    out: str | None = option(None, "folder of the trained model; null: the run's `model`", resume=SAFE)
+
+    def trainer_options(self) -> dict[str, Any]:
+        """Return `trainer` with the defaults of what it does not name."""
+        return {**TRAINER_DEFAULTS, **self.trainer}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -463,33 +461,10 @@ class EvaluateConfig:
         1, "rollouts per task", minimum=1, resume=SAFE, instead={"train": "train.eval_k"},
         aka="rollout.n num_generations n_samples_per_prompt val_kwargs.n n_samples pass_k"
     )
-    pass_at: list[int] = option(
-        factory=list, help="the j of pass@j; empty: powers of two below k, and k", resume=SAFE, instead={"train": None}
-    )
-    temperature: float | None = option(
-        None, "null: the benchmark's own, else 0.6", minimum=0, resume=VALIDATION,
-        aka="temperature val_kwargs.temperature"
-    )
-    top_p: float | None = option(
-        None, "null: the benchmark's own, else 0.95", above=0, maximum=1, resume=VALIDATION,
-        aka="top_p val_kwargs.top_p"
-    )
-    top_k: int | None = option(
-        None, "null: the benchmark's own, else 0, which is off", minimum=0, resume=VALIDATION,
-        aka="top_k val_kwargs.top_k"
-    )
-    min_p: float | None = option(
-        None, "null: the benchmark's own, else 0, which is off", minimum=0, maximum=1, resume=VALIDATION
-    )
-    repetition_penalty: float | None = option(
-        None, "null: the benchmark's own, else 1, which is off", above=0, resume=VALIDATION
-    )
-    max_masked_share: float = option(
-        0.05, "of a benchmark's rollouts, masked or not judged: above it there are no results", minimum=0, maximum=1,
-        resume=SAFE, instead={"train": "rollout.max_infra_rate"}
-    )
-    out: str | None = option(
-        None, "results file; null: the run's `results.json`", resume=SAFE, instead={"train": None}, aka="output_path"
+    sampling: dict[str, float] = option(
+        factory=dict, help="temperature, top_p, top_k, min_p, repetition_penalty of all benchmarks; without one "
+        "of them: the benchmark's own, else 0.6, 0.95, 0, 0, 1", resume=VALIDATION, entries=SAMPLING,
+        aka={name: f"{name} val_kwargs.{name}" for name in SAMPLING}
     )
 
 
@@ -514,20 +489,6 @@ class ClusterConfig:
         1800.0, "of every wait for a worker: start, weight sync, save; of an update, from its last micro-batch on",
         above=0
     )
-
-
-@dataclass(kw_only=True, slots=True)
-class WandbConfig:
-    """Options of the tracker `wandb`."""
-
-    project: str | None = option(
-        None, "null: WANDB_PROJECT, or `ramet`", aka="trainer.project_name project_name wandb_project"
-    )
-    entity: str | None = option(None, "user or team; null: WANDB_ENTITY, or the key's own")
-    name: str | None = option(None, "of the run there; null: the name of its directory")
-    group: str | None = option(None, "of runs there")
-    tags: list[str] = field(default_factory=list)
-    mode: WandbMode = option(WandbMode.AUTO, "auto: online with a key, offline without")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -568,4 +529,8 @@ class Config:
         factory=lambda: ["console", "jsonl"], resume=SAFE, jobs="train sft eval",
         aka="trainer.logger report_to logger use_wandb"
     )
-    wandb: WandbConfig = option(factory=WandbConfig, resume=SAFE, jobs="train sft eval")
+    wandb: dict[str, Any] = option(
+        factory=dict, help="options of the tracker wandb: project, entity, name, group, tags, mode", resume=SAFE,
+        jobs="train sft eval", aka={"project": "trainer.project_name project_name wandb_project"},
+        entries=dict.fromkeys(("project", "entity", "name", "group", "tags", "mode"))
+    )

@@ -30,7 +30,7 @@ COMPONENTS: tuple[ConfigGroup, ...] = (
 )
 CLUSTER = "cluster"  # a group of the core's own files; its other keys are the same for all of them
 PRESETS = ("algorithm", "experiment")
-OWN_TRACKERS = ("console", "jsonl", "wandb", "tensorboard")
+OWN_TRACKERS = ("console", "jsonl", "wandb", "tensorboard", "samples")
 GROUPS = (*(group.name for group in COMPONENTS), CLUSTER, *PRESETS)
 
 

@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.aliases import FOREIGN_SECTIONS, meant
 from ramet.config.catalog import first_line, suggest
-from ramet.config.keys import JOBS, unused_key
+from ramet.config.gone import GONE
+from ramet.config.keys import ENTRIES, JOBS, unused_key
 from ramet.config.sections import COMPONENTS, GROUPS
 
 MANY = frozenset(group.name for group in COMPONENTS if group.many)
@@ -52,6 +53,8 @@ def _apply(config: DictConfig, setting: Setting, job: str) -> str | None:
     parent, _, name = setting.key.rpartition(".")
     if parent in SINGLE and name == "name":
         return f"{setting.key}: choose with {parent}={setting.value}, which also brings its options"
+    if setting.key in GONE:
+        return GONE[setting.key].problem(setting.key, setting.value)
     problem = unknown_key(config, setting.key, job)
     if problem:
         return problem
@@ -150,10 +153,10 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
 
 def _elsewhere(config: DictConfig, key: str, job: str) -> str:
     """What others call so, or the same last word in another section: `lr` is `policy.lr`."""
-    ours = frozenset(one for one in leaf_keys(config) if unused_key(one, job) is None)
+    ours = dict.fromkeys(one for one in (*leaf_keys(config), *ENTRIES) if unused_key(one, job) is None)
     found = meant(key, lambda one: one in ours or (one in GROUPS and unused_key(one, job) is None))
     if found is None:
-        found = [one for one in leaf_keys(config) if one in ours and one.rpartition(".")[2] == key.rpartition(".")[2]]
+        found = [one for one in ours if one.rpartition(".")[2] == key.rpartition(".")[2]]
     return f" Did you mean {' or '.join(map(repr, found[:2]))}?" if found else ""
 
 

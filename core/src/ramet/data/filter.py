@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ramet.data.layout import value_at
@@ -41,24 +42,17 @@ def difficulty_of(task: Task, column: str) -> float:
     return float(value)
 
 
-def leave_out_by_difficulty(tasks: Sequence[Task], column: str, least: float | None, most: float | None) -> list[Task]:
-    """Return the tasks within both bounds, inclusively; None sets no bound. Raises `ConfigError` if none is left."""
+def leave_out_by_difficulty(tasks: Sequence[Task], column: str, bounds: Mapping[str, float]) -> list[Task]:
+    """Return the tasks from `min` to `max` of `data.difficulty`, inclusively. Raises `ConfigError` if none is left."""
+    least, most = bounds.get("min", -math.inf), bounds.get("max", math.inf)
     levels = [difficulty_of(task, column) for task in tasks]
-    kept = [
-        task
-        for task, level in zip(tasks, levels, strict=True)
-        if (least is None or level >= least) and (most is None or level <= most)
-    ]
-    bounds = f"data.min_difficulty={_shown(least)}, data.max_difficulty={_shown(most)}"
+    kept = [task for task, level in zip(tasks, levels, strict=True) if least <= level <= most]
+    chosen = f"data.difficulty={{{', '.join(f'{name}: {bound:g}' for name, bound in bounds.items())}}}"
     if not kept:
-        raise ConfigError(f"no task is left: {bounds}; the data has {min(levels):g} to {max(levels):g}")
+        raise ConfigError(f"no task is left: {chosen}; the data has {min(levels):g} to {max(levels):g}")
     if len(kept) < len(tasks):
-        logger.warning("left out: %d of %d tasks are outside %s", len(tasks) - len(kept), len(tasks), bounds)
+        logger.warning("left out: %d of %d tasks are outside %s", len(tasks) - len(kept), len(tasks), chosen)
     return kept
-
-
-def _shown(bound: float | None) -> str:
-    return "null" if bound is None else f"{bound:g}"
 
 
 def warn_of_chat_markup(tasks: Sequence[Task], count: Callable[[Task], int], key: str) -> int:

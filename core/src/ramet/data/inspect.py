@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramet.config.schema import ColumnsConfig
-from ramet.data.layout import ABSENT, answer_column, value_at
+from ramet.data.layout import ABSENT, Columns, answer_column, value_at
 from ramet.data.row_problems import RowProblem
 from ramet.data.tasks import id_prefixes, missing_columns, read_tasks
 from ramet.errors import ConfigError
@@ -62,12 +61,12 @@ class Inspection:
         return [rows for rows in self.prompts.values() if len(rows) > 1]
 
 
-def inspect_files(files: Sequence[Path], columns: ColumnsConfig) -> list[Inspection]:
+def inspect_files(files: Sequence[Path], columns: Columns) -> list[Inspection]:
     """Read all rows of each file. One that cannot be read to its end has that among its problems."""
     return [_inspect(path, prefix, columns) for path, prefix in zip(files, id_prefixes(files), strict=True)]
 
 
-def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
+def _inspect(path: Path, prefix: str, columns: Columns) -> Inspection:
     found, rows = Inspection(path=path), list[DataRow]()
     first: dict[str, int] = {}  # id -> row
     try:
@@ -87,7 +86,7 @@ def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
     return found
 
 
-def _note_columns(found: Inspection, row: DataRow, columns: ColumnsConfig) -> None:
+def _note_columns(found: Inspection, row: DataRow, columns: Columns) -> None:
     if row.problem is not None:
         return
     if value_at(row.values, column := answer_column(row.values, columns)) is not ABSENT:

@@ -10,13 +10,29 @@ when the files were made. No text means that, so it is put right everywhere in t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from ramet.config.schema import ColumnsConfig
 
 FLAT_ANSWER, PUBLISHED_ANSWER = "answer", "reward_model.ground_truth"
 CORRUPT, INTENDED = "\boxed", "\\boxed"
 ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Names of the columns of data files, as `data.columns` has them."""
+
+    id: str | None = None  # None: file stem and row number
+    prompt: str = "prompt"
+    answer: str | None = None  # None: of each row's layout
+    data_source: str | None = "data_source"
+    tools: str | None = "tools"
+    difficulty: str | None = None  # a number in every row of the training data, larger is harder
+
+    @classmethod
+    def of(cls, named: Mapping[str, str | None]) -> Columns:
+        return cls(**named)  # type: ignore[arg-type]
 
 
 def value_at(values: Any, column: str) -> Any:
@@ -29,7 +45,7 @@ def value_at(values: Any, column: str) -> Any:
     return value_at(values[head], rest) if dot and head in values else ABSENT
 
 
-def answer_column(values: dict[str, Any], columns: ColumnsConfig) -> str:
+def answer_column(values: dict[str, Any], columns: Columns) -> str:
     """The column that holds this row's gold answer, whether or not there is a value in it."""
     if columns.answer is not None:
         return columns.answer

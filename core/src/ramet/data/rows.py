@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ramet.config.schema import ColumnsConfig
-from ramet.data.layout import ABSENT, answer_column, value_at
+from ramet.data.layout import ABSENT, Columns, answer_column, value_at
 from ramet.io.json_rows import DataRow
 from ramet.io.json_values import cut
 from ramet.types import Message, Task, user_prompt
@@ -18,7 +17,7 @@ class BadRow(Exception):
     """What is wrong with one row, without its file and number."""
 
 
-def make_task(row: DataRow, prefix: str, stem: str, columns: ColumnsConfig) -> Task:
+def make_task(row: DataRow, prefix: str, stem: str, columns: Columns) -> Task:
     """The task of one row. `prefix` begins its id where no column names one; `stem` is its source where none is given.
 
     Raises `BadRow`.

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramet.config.schema import ColumnsConfig, OnBadRow
+from ramet.config.schema import OnBadRow
 from ramet.data.benchmarks import Build, is_benchmark, read_benchmark
 from ramet.data.files import find_files, read_rows
-from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, repair, value_at
+from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, Columns, repair, value_at
 from ramet.data.row_problems import RowProblem, grouped
 from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
@@ -67,7 +67,7 @@ class _Collected:
 
 def load_tasks(
     paths: Sequence[str],
-    columns: ColumnsConfig | None = None,
+    columns: Columns | None = None,
     *,
     limit: int | None = None,
     on_bad_row: OnBadRow = OnBadRow.ERROR,
@@ -82,7 +82,7 @@ def load_tasks(
     `check`: what makes a row bad although it is a task, as a gold answer that its reward cannot read. Tasks of
     benchmarks are left alone without `check_benchmarks`: those that their benchmark judges itself.
     """
-    columns = columns or ColumnsConfig()
+    columns = columns or Columns()
     benchmarks = [path for path in paths if is_benchmark(path)]
     files, problems = find_files([path for path in paths if not is_benchmark(path)])
     found = _Collected()
@@ -127,7 +127,7 @@ def id_prefixes(files: Sequence[Path]) -> list[str]:
     return [path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in files]
 
 
-def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[ReadRow]:
+def read_tasks(path: Path, prefix: str, columns: Columns) -> Iterator[ReadRow]:
     """Every row of a file, good or bad. Raises `ConfigError` for a file that cannot be read at all."""
     for raw in read_rows(path):
         values = repair(raw.values)
@@ -147,7 +147,7 @@ def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[Read
 
 
 def _collect(
-    path: Path, prefix: str, columns: ColumnsConfig, limit: int | None, found: _Collected, check: CheckTask | None
+    path: Path, prefix: str, columns: Columns, limit: int | None, found: _Collected, check: CheckTask | None
 ) -> list[str]:
     """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
     rows: list[DataRow] = []
@@ -209,7 +209,7 @@ def _collect_benchmarks(
     return problems
 
 
-def missing_columns(path: Path, rows: Sequence[DataRow], columns: ColumnsConfig) -> list[str]:
+def missing_columns(path: Path, rows: Sequence[DataRow], columns: Columns) -> list[str]:
     """Columns that must be there and that no row has."""
     readable = [row.values for row in rows if row.problem is None]
     if not readable:
@@ -222,9 +222,9 @@ def missing_columns(path: Path, rows: Sequence[DataRow], columns: ColumnsConfig)
     ]
 
 
-def _expected(columns: ColumnsConfig) -> dict[str, list[str]]:
+def _expected(columns: Columns) -> dict[str, list[str]]:
     """Columns of which one must be there: prompt, answer, and optional ones that the user named."""
-    defaults = ColumnsConfig()
+    defaults = Columns()
     named = {key: getattr(columns, key) for key in ("id", "data_source", "tools", "difficulty")}
     chosen = {key: [name] for key, name in named.items() if name is not None and name != getattr(defaults, key)}
     answers = [FLAT_ANSWER, PUBLISHED_ANSWER] if columns.answer is None else [columns.answer]

@@ -34,9 +34,9 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     prepared = prepare(resolved, elsewhere=on is not None)
     tasks = prepared.tasks
     run_plan = plan_run(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
-    out = Path(config.evaluate.out) if config.evaluate.out else run_plan.path / "results.json"
+    out = Path(config.run.out) if config.run.out else run_plan.path / "results.json"
     memory = plan_memory(config, machine, trains=False)
-    problems = [*run_plan.problems, *not_writable(out.parent, "evaluate.out"), *check_machine(config, machine)]
+    problems = [*run_plan.problems, *not_writable(out.parent, "run.out"), *check_machine(config, machine)]
     raise_all([*problems, *check_placement(config, machine, trains=False), *check_memory(memory)])
     rollouts = config.evaluate.k * sum(map(len, tasks.values()))
     return DryRun(

@@ -52,6 +52,7 @@ from ramet.tracking.trackers import CONSOLE, check_trackers, open_trackers
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
+MASKED_LIMIT = 0.05  # where `rollout.max_masked_share` is null
 SHOWN = 3  # ids of tasks in a message
 
 
@@ -98,11 +99,10 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
     with file_rights(private=config.run.private), RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, model=model)
         raise_all(run_dir.check_resume(resolved, manifest))
-        out = Path(config.evaluate.out) if config.evaluate.out else run_dir.path / "results.json"
+        out = Path(config.run.out) if config.run.out else run_dir.path / "results.json"
         header = Header(
             model=config.model.path,
             k=config.evaluate.k,
-            pass_at=tuple(config.evaluate.pass_at),
             rules={name: plain(asdict(rules)) for name, rules in prepared.rules.items()},
             settings={
                 "config": resolved.text,
@@ -131,7 +131,8 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             with open_trackers(_without_console(config), run_dir.path, total_steps=0) as tracker:
                 if missing:
                     run_async(_measure(config, prepared, partial, folder=run_dir.services))
-                check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
+                limit = config.rollout.max_masked_share
+                check_complete(partial.results(), MASKED_LIMIT if limit is None else limit, partial.path)
                 results = partial.finish()
                 tracker.log(0, results.metrics())
         _show(results, out)

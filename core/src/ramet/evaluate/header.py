@@ -19,7 +19,7 @@ from ramet.types import BenchmarkInfo
 SCHEMA, SCHEMAS = 2, (1, 2)  # that is written; those that are read
 CHANGES = "changes"  # in the settings: what was changed on the way
 SELECTION = "selection"  # in the settings: how a validation chose the model
-DERIVED = ("pass_at", "rules")  # from the configuration and the benchmarks, which are compared
+DERIVED = ("rules",)  # from the configuration and the benchmarks, which are compared
 OPEN = ("versions", "plugins")  # may change before an evaluation is resumed, if the user allows it
 
 
@@ -29,7 +29,6 @@ class Header:
 
     model: str
     k: int  # rollouts per task
-    pass_at: tuple[int, ...]  # the j of pass@j; empty: powers of two
     rules: Mapping[str, Any]  # by benchmark, what held for it (`BenchmarkRules`): JSON
     settings: Mapping[str, Any]  # the configuration as YAML, fingerprints, what was changed on the way: JSON
     benchmarks: Mapping[str, BenchmarkInfo]
@@ -76,9 +75,7 @@ def differences(found: Mapping[str, Any], header: Header) -> Differences:
 def _is_safe(key: str, before: Any, after: Any) -> bool:
     """As for the directory of a run, in which several evaluations may write files of their own."""
     if key.startswith("evaluate."):
-        return key in ("evaluate.out", "evaluate.max_masked_share", "evaluate.pass_at") or (
-            key == "evaluate.k" and after > before
-        )
+        return key == "evaluate.k" and after > before
     return is_safe("eval", key, before, after)
 
 

@@ -76,7 +76,7 @@ class TaskLines:
         """The statistics of the tasks of one benchmark."""
         tasks = [result for (benchmark, _), result in self.tasks.items() if benchmark == name]
         metrics = header["benchmarks"][name]["metrics"]
-        return measured(name, tasks, metrics, k=header["k"], pass_at=header["pass_at"])
+        return measured(name, tasks, metrics, k=header["k"], pass_at=header.get("pass_at", ()))
 
     def _keep(self, result: TaskResult, recorded: set[int], place: int) -> None:
         key = result.benchmark, result.task
@@ -187,7 +187,7 @@ def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
     complete = all(one["n_judged"] == one["n_rollouts"] for one in found["results"]) and found["k"] >= header.k
     since = differences(found, header)
     _refuse(since, f"{out} holds the results of another evaluation, which", allow=allow and not complete)
-    wanted = sorted(set(header.pass_at)) or powers_of_two(header.k)
+    wanted = powers_of_two(header.k)
     passes = [[one["k"] for one in metric["passes"]] for result in found["results"] for metric in result["metrics"]]
     return complete and all(found == wanted for found in passes)
 
@@ -197,7 +197,7 @@ def _refuse(since: Differences, who: str, *, allow: bool) -> None:
     forbidding = since.forbidding(allow=allow)
     if not forbidding:
         return
-    way = "remove the file or choose another evaluate.out"
+    way = "remove the file or choose another run.out"
     if not since.other:
         way = f"undo that, {way}, or set run.allow_config_change=true"
     raise ConfigError(f"{who} differs in: {', '.join(forbidding)}; {way}")

@@ -119,7 +119,7 @@ def check_complete(results: Results, limit: float, partial: Path) -> None:
         kind = PluginError if commonest.startswith(DEFECT) else kind
         problems.append(
             f"benchmark {benchmark.name}: {reasons.total()} of {benchmark.n_rollouts} rollouts were masked or not "
-            f"judged (limit evaluate.max_masked_share={limit:g}); most often {commonest.removeprefix(DEFECT)}"
+            f"judged (limit rollout.max_masked_share={limit:g}); most often {commonest.removeprefix(DEFECT)}"
         )
     if problems:
         raise kind(

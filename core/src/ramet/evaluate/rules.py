@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ramet.config.schema import BenchmarkConfig, EvaluateConfig
-from ramet.plugins.component_checks import ALL_CALLS, QUESTION, sampling_problem
+from ramet.plugins.component_checks import ALL_CALLS, QUESTION
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import BenchmarkInfo, Message, Task
 
@@ -84,12 +84,11 @@ def rules_of(
 
 
 def _sampling(info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateConfig) -> dict[str, float]:
-    everywhere = {name: value for name in DEFAULTS if (value := getattr(evaluate, name)) is not None}
-    return {**DEFAULTS, **info.sampling, **everywhere, **chosen.sampling}
+    return {**DEFAULTS, **info.sampling, **evaluate.sampling, **chosen.sampling}
 
 
 def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> Iterator[str]:
-    """What is wrong with what `benchmarks.NAME` says of tools, limits, sampling and prompt."""
+    """What is wrong with what `benchmarks.NAME` says of tools, limits and prompt."""
     where, installed = f"benchmarks.{name}", ", ".join(configured) or "none"
     for tool in chosen.tools or ():
         if tool not in configured:
@@ -99,11 +98,6 @@ def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, confi
             yield f"{where}.limits.{tool}: no tool of this name; allowed: {ALL_CALLS}, {', '.join(configured)}"
         if n < 0:
             yield f"{where}.limits.{tool}={n}: must be at least 0"
-    for key, value in chosen.sampling.items():
-        if key not in DEFAULTS:
-            yield f"{where}.sampling.{key}: no such key; allowed: {', '.join(DEFAULTS)}"
-        elif problem := sampling_problem(key, value):
-            yield f"{where}.sampling.{key}={value:g}: {problem}"
     if chosen.prompt is not None and QUESTION not in chosen.prompt:
         yield f"{where}.prompt={chosen.prompt!r}: must hold {QUESTION}, where the question goes"
 

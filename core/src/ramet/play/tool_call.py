@@ -96,7 +96,7 @@ async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSc
     encoder = _encoder(config)
     if encoder is None:
         encoder, settings = cast("Encoder", NoTokens()), replace(settings, max_result_tokens=UNLIMITED)
-    runner = ToolRunner(schema.name, tool, settings, encoder, Watchdog(config.rollout.watchdog_s))
+    runner = ToolRunner(schema.name, tool, settings, encoder, Watchdog())
     assert call.task is not None
     for component in tool_components({schema.name: (tool, settings)}):
         state = await component.owner.open(call.task, config.run.seed)

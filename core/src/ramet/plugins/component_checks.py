@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.types import (
@@ -30,18 +30,12 @@ from ramet.types import (
     ToolSchema,
     ToolSet,
 )
+from ramet.types.option import SAMPLING
 
 JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 FORKS = ("copy", "replay", "none")
 ALL_CALLS = "max_tool_calls"  # among a benchmark's limits: of all tools together
 QUESTION = "{question}"  # in a benchmark's prompt
-SAMPLING: dict[str, tuple[Callable[[float], bool], str]] = {  # what a benchmark may set, and to what
-    "temperature": (lambda value: value >= 0, "at least 0"),
-    "top_p": (lambda value: 0 < value <= 1, "over 0 and at most 1"),
-    "top_k": (lambda value: value >= 0 and value == int(value), "a whole number, at least 0"),
-    "min_p": (lambda value: 0 <= value <= 1, "at least 0 and at most 1"),
-    "repetition_penalty": (lambda value: value > 0, "over 0"),
-}
 STATEFUL = ("rollout step", "tool")  # kinds that may hold states
 PROTOCOLS: dict[str, type[Any]] = {
     "rollout step": RolloutStep,
@@ -142,9 +136,9 @@ def sampling_problem(key: str, value: object) -> str | None:
     """What is wrong with a value of a benchmark's sampling."""
     if key not in SAMPLING:
         return f"no such key; allowed: {', '.join(SAMPLING)}"
-    fits, rule = SAMPLING[key]
-    ok = isinstance(value, int | float) and math.isfinite(value) and fits(value)
-    return None if ok else f"must be {rule}"
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "must be a finite number"
+    return SAMPLING[key].problem(value)
 
 
 def info_problems(info: object) -> Iterator[str]:

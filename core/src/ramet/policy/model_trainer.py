@@ -49,6 +49,7 @@ from ramet.policy.progress import PassCounter
 from ramet.policy.shared_attention import has_shared_attention
 
 logger = logging.getLogger(__name__)
+MAX_BAD_STEPS = 3  # updates in a row that are not finite: then the run stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +261,7 @@ class ModelTrainer:
     def optimizer_step(self, loss: float, rows: Sequence[Row], *, mid_step: bool) -> Outcome:
         """Clip the gradients and step, unless something is not finite on any rank; `loss` is this rank's part.
 
-        Raises `TrainingDiverged` if that happened `train.max_bad_steps` times in a row. `mid_step`: another optimiser
+        Raises `TrainingDiverged` if that happened `MAX_BAD_STEPS` times in a row. `mid_step`: another optimiser
         step of this training step has changed the weights.
         """
         loss = self._sum(loss)
@@ -343,10 +344,10 @@ class ModelTrainer:
             logger.error(
                 "%s: optimiser step skipped, weights unchanged; %d tasks, first %s", what, len(tasks), tasks[:3]
             )
-        if self.bad_steps >= self._train.max_bad_steps:
+        if self.bad_steps >= MAX_BAD_STEPS:
             error = TrainingDiverged(
-                f"{what}: not finite {self.bad_steps} times in a row (train.max_bad_steps={self._train.max_bad_steps})"
-                f"; the weights are those of the last good step. {self._advice}"
+                f"{what}: not finite {self.bad_steps} times in a row; the weights are those of the last good "
+                f"step. {self._advice}"
             )
             error.mid_step = mid_step
             raise error

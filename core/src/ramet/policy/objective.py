@@ -4,7 +4,7 @@
 
 w_t comes from `train.loss_aggregation`, the counts of the whole optimiser step and the weights that an estimator gives
 tokens; rho_t is the off-policy weight. With
-`train.kl_in=reward` the KL is in the advantages instead.
+`train.kl_estimator=k1-reward` the KL is in the advantages instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
-from ramet.algorithms.kl import estimator_of, kl_estimate
+from ramet.algorithms.kl import kl_estimate
 from ramet.algorithms.logprobs import Entropy
-from ramet.algorithms.offpolicy import OffPolicy, off_policy_masks, off_policy_weights
+from ramet.algorithms.offpolicy import MASKS, OffPolicy, off_policy_weights
 from ramet.algorithms.ratio import clamped, ratio_of
 from ramet.config.schema import OldLogprobs
 from ramet.errors import PluginError
@@ -74,7 +74,7 @@ class Objective:
         per_token = output.per_token * off_policy.weight  # rho_t * policy_loss_t
         # KL and entropies are reported also with a coefficient of 0.
         if tokens.ref_logprobs is not None:
-            kl = kl_estimate(tokens.logprobs, tokens.ref_logprobs, estimator_of(train))
+            kl = kl_estimate(tokens.logprobs, tokens.ref_logprobs, train.kl_estimator)
             self._metrics.token_mean("train/kl_reference", kl, tokens.mask)
             if spec.kl_in_loss:
                 per_token = per_token + self._batch.kl_coef * kl
@@ -103,7 +103,7 @@ class Objective:
         metrics.token_mean("train/tis_clamped", off_policy.clamped, mask)
         metrics.effective_share("train/tis_effective", off_policy.weight, mask)
         metrics.effective_share("train/ratio_effective", ratio_of(logprobs, engine), mask)  # pi / mu
-        if off_policy_masks(train):
+        if train.off_policy.keys() & MASKS:
             metrics.token_mean("train/tis_left_out", off_policy.left_out, mask)
         metrics.token_percentiles("train/ratio", ratio_of(logprobs, old), mask)
         metrics.token_mean("train/ratio_clamped", clamped(logprobs, old), mask)

@@ -17,6 +17,8 @@ from ramet.config.schema import Offload, PolicyConfig, Schedule
 from ramet.policy.distributed.sharding import full_tensor
 from ramet.policy.host_memory import HostBuffers
 
+BETA1 = 0.9  # of AdamW; what is tuned for agents is beta2
+
 
 def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
     """The rate of training step `step`, counted from 1. Linear warm-up, then the schedule down to `min_lr_ratio`."""
@@ -41,7 +43,7 @@ def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> tor
         trained,
         fused=True if config.offload is Offload.ALL or any(p.is_cuda for p in trained) else None,
         lr=config.lr,
-        betas=(config.beta1, config.beta2),
+        betas=(BETA1, config.beta2),
         weight_decay=config.weight_decay,
     )
 

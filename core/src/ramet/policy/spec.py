@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ramet.config.schema import KlIn, ModelConfig, PolicyConfig, TrainConfig
+from ramet.config.schema import KlEstimator, ModelConfig, PolicyConfig, TrainConfig
 from ramet.types import CriticOptions, Need, PolicyLoss
 
 
@@ -23,7 +23,7 @@ class PolicySpec:
 
     @property
     def kl_in_loss(self) -> bool:
-        return self.train.kl_coef > 0 and self.train.kl_in is KlIn.LOSS
+        return self.train.kl_coef > 0 and self.train.kl_estimator is not KlEstimator.K1_REWARD
 
     @property
     def skips_without_advantage(self) -> bool:

@@ -30,8 +30,8 @@ class RolloutPlan:
 
     group_size: int | None = None
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    top_p: float = 1.0
+    top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tool_calls: int | None = None
@@ -48,8 +48,8 @@ class RolloutPlan:
         return ResolvedPlan(
             group_size=size if self.roots is None else len(self.roots),
             temperature=config.temperature if self.temperature is None else self.temperature,
-            top_p=config.top_p if self.top_p is None else self.top_p,
-            top_k=config.top_k if self.top_k is None else self.top_k,
+            top_p=self.top_p,
+            top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             max_tool_calls=config.max_tool_calls if self.max_tool_calls is None else self.max_tool_calls,

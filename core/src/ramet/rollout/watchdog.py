@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from ramet.plugins.plugin_code import running_at
 
 logger = logging.getLogger(__name__)
+THRESHOLD_S = 60.0  # a wait that is older is printed
 CLOSE_TIMEOUT_S = 10.0
 BLOCKED_S = 1.0  # an event loop that is blocked for longer is reported
 
@@ -77,8 +78,8 @@ class Wait:
 class Watchdog:
     """Knows all current waits. Prints while `watching`, at most once per threshold."""
 
-    def __init__(self, threshold_s: float) -> None:
-        self.threshold_s = threshold_s
+    def __init__(self, threshold_s: float | None = None) -> None:
+        self.threshold_s = THRESHOLD_S if threshold_s is None else threshold_s
         self._waits: dict[Wait, float] = {}  # since when
         self._watchers = 0
         self._stop = threading.Event()

@@ -82,7 +82,7 @@ class RolloutWorker:
         self.deterministic = deterministic
         self._score = score
         self._observer = observer
-        self.watchdog = Watchdog(config.watchdog_s)
+        self.watchdog = Watchdog()
         self.tools = {name: ToolRunner(name, *pair, encoder, self.watchdog) for name, pair in tools.items()}
         self.jobs = JobMaker(
             engine=engine,

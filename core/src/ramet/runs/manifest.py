@@ -67,7 +67,7 @@ class DataRecord:
     skipped: int = 0  # bad rows
     repaired: int = 0  # tasks with a corrupted `\boxed` that was put right
     too_long: int = 0  # tasks left out by data.max_prompt_tokens
-    by_difficulty: int = 0  # tasks left out by data.min_difficulty and data.max_difficulty
+    by_difficulty: int = 0  # tasks left out by data.difficulty
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from ramet.config.gone import GONE, carried
 from ramet.config.keys import resume_of
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
@@ -92,9 +93,9 @@ def changes(old: RunState, new: RunState) -> Changes:
     """Of two states of the same job."""
     job, found = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
     for key, before, after in config_differences(old.config, new.config):
-        if _means_the_same(key, before, after, new.config):
+        if _means_the_same(key, before, after):
             continue
-        text = f"{key} was {before}, is {after}"
+        text = GONE[key].change(key, before) if key in GONE else f"{key} was {before}, is {after}"
         if job == "train" and resume_of(key) is Resume.ORDER:
             found.fatal[text] = (
                 "it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo it, or "
@@ -111,11 +112,8 @@ def changes(old: RunState, new: RunState) -> Changes:
     return found
 
 
-def _means_the_same(key: str, before: Any, after: Any, config: str) -> bool:
+def _means_the_same(key: str, before: Any, after: Any) -> bool:
     """Whether runs of earlier versions, which lack a key or wrote its default out, had what is in force now."""
-    if key == "train.kl_estimator":
-        default = "k1" if _flat(config).get("train.kl_in") == "reward" else "k3"
-        return bool((before or default) == (after or default))
     name = key.rpartition(".")[2]
     return bool(before == ABSENT and key.startswith("rewards.") and NEW_OF_REWARDS.get(name, ABSENT) == after)
 
@@ -129,7 +127,7 @@ def config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _flat(text: str) -> dict[str, Any]:
-    return dict(_leaves(OmegaConf.to_container(OmegaConf.create(text), resolve=False), ""))
+    return carried(dict(_leaves(OmegaConf.to_container(OmegaConf.create(text), resolve=False), "")))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -64,11 +64,11 @@ def _tokens(config: Config, encoded: PreparedSft | None) -> str:
 
 
 def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
-    saves = steps is None or config.sft.save_every < steps
+    saves = steps is None or config.sft.trainer_options()["save_steps"] < steps
     return [
         *(f"{run_plan.path}/{name}" for name in (*records(config), CURVE, SFT_SUMMARY)),
         *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if saves else []),
-        f"{config.sft.out or run_plan.path / 'model'}/",
+        f"{config.run.out or run_plan.path / 'model'}/",
     ]
 
 

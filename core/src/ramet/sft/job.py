@@ -109,7 +109,7 @@ def finished(config: Config, prepared: PreparedSft, run: Path) -> Summary | None
 
 
 def out_folder(config: Config, run: Path) -> Path:
-    return Path(config.sft.out) if config.sft.out is not None else run / "model"
+    return Path(config.run.out) if config.run.out is not None else run / "model"
 
 
 def train_and_save(

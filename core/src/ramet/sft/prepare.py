@@ -165,15 +165,15 @@ def _warn_of_traces(report: TraceReport, config: Config) -> None:
 
 
 def check_out(config: Config) -> list[str]:
-    """Problems with `sft.out`: it may replace a model that `ramet sft` has written, and nothing else."""
-    if config.sft.out is None:
+    """Problems with `run.out`: it may replace a model that `ramet sft` has written, and nothing else."""
+    if config.run.out is None:
         return []
-    out = Path(config.sft.out)
+    out = Path(config.run.out)
     if not may_replace(out):
-        return [f"sft.out: {str(out)!r} is there already, and not written by `ramet sft`; give a new folder"]
+        return [f"run.out: {str(out)!r} is there already, and not written by `ramet sft`; give a new folder"]
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        return [f"sft.out: {str(out)!r} cannot be made, because {str(parent)!r} is not a folder that can be written to"]
+        return [f"run.out: {str(out)!r} cannot be made, because {str(parent)!r} is not a folder that can be written to"]
     return []
 
 

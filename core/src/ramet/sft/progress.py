@@ -85,7 +85,7 @@ class SftProgress(TrainerCallback):
         if not math.isfinite(loss):
             raise ConfigError(
                 f"sft: the loss is {loss} at step {step}; a smaller sft.lr (now {self._config.lr:g}) or a larger "
-                "sft.warmup_ratio may keep it finite"
+                "sft.trainer.warmup_ratio may keep it finite"
             )
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ class SftProgress(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._ended, self._batches = (time.monotonic(), state.global_step), 0
         if state.global_step >= state.max_steps:
-            control.should_log = True  # the last steps may be fewer than `log_every`
+            control.should_log = True  # the last steps may be fewer than `logging_steps`
             control.should_save = False  # the model folder follows at once; Trainer cannot resume after the last step
         elif self._world.any(self._signals.asked):  # all ranks end after the same step
             control.should_log = control.should_save = control.should_training_stop = True

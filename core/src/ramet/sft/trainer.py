@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ramet.config.schema import Config, Dtype, Schedule, SftConfig, Strategy
+from ramet.config.schema import Config, Dtype, SftConfig, Strategy
 from ramet.errors import ConfigError
 from ramet.io.os_errors import naming
 from ramet.models.loading import resolve_device
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 STEP = "step"  # key of the batch that Trainer is given
 KEPT = 2  # checkpoints: the newest may be half-written
-MAX_GRAD_NORM = 1.0
-SCHEDULERS = {Schedule.CONSTANT: "constant_with_warmup", Schedule.LINEAR: "linear", Schedule.COSINE: "cosine"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +62,27 @@ class Trained:
 
 def total_steps(config: SftConfig, examples: int) -> int:
     """Optimiser steps of the whole training."""
-    if config.max_steps is not None:
-        return config.max_steps
+    if (steps := config.trainer_options()["max_steps"]) is not None:
+        return int(steps)
     return math.ceil(config.epochs * math.ceil(examples / config.sequences_per_step))
 
 
 def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) -> TrainingArguments:
     """All arguments of Trainer."""
-    sft = config.sft
+    sft, chosen = config.sft, config.sft.trainer_options()
     fsdp = fsdp_config(sft.strategy)
-    saves = sft.save_every < steps
+    saves = chosen["save_steps"] < steps
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
         per_device_train_batch_size=1,  # of optimiser steps: `_Trainer` makes their micro-batches
         gradient_accumulation_steps=1,
         max_steps=steps,
         learning_rate=sft.lr,
-        lr_scheduler_type=SCHEDULERS[sft.schedule],
-        warmup_steps=math.ceil(sft.warmup_ratio * steps),
-        weight_decay=sft.weight_decay,
-        adam_beta2=sft.beta2,
-        max_grad_norm=MAX_GRAD_NORM,
+        lr_scheduler_type=chosen["lr_scheduler_type"],
+        warmup_steps=math.ceil(chosen["warmup_ratio"] * steps),
+        weight_decay=chosen["weight_decay"],
+        adam_beta2=chosen["adam_beta2"],
+        max_grad_norm=chosen["max_grad_norm"],
         optim="adamw_torch" if use_cpu else "adamw_torch_fused",
         bf16=config.model.dtype is Dtype.BFLOAT16,
         gradient_checkpointing=not use_cpu,  # activations of real sizes are more than a GPU has
@@ -97,10 +95,10 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         ddp_timeout=math.ceil(config.cluster.timeout_s),
         seed=config.run.seed,
         data_seed=config.run.seed,
-        logging_steps=sft.log_every,
+        logging_steps=chosen["logging_steps"],
         logging_nan_inf_filter=False,  # it would show the last finite loss instead
         save_strategy="steps" if saves else "no",
-        save_steps=sft.save_every if saves else steps,
+        save_steps=chosen["save_steps"] if saves else steps,
         eval_strategy="no",
         report_to=[],
         disable_tqdm=True,

@@ -30,7 +30,7 @@ from ramet.tracking.run_log import StepLog
 from ramet.types import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
-CONSOLE, JSONL, WANDB, TENSORBOARD = OWN_TRACKERS
+CONSOLE, JSONL, WANDB, TENSORBOARD, SAMPLES = OWN_TRACKERS
 EXTRAS = (WANDB, TENSORBOARD)  # each needs the package of its name, which the extra of its name brings
 FOLDERS = {WANDB: wandb.FOLDER, TENSORBOARD: tensorboard.FOLDER}  # what they write, in the run's directory
 
@@ -84,7 +84,7 @@ def check_trackers(config: Config, set_by_user: frozenset[str] = frozenset()) ->
         try:
             problems += _check(name, config)
         except (ConfigError, PluginError) as error:
-            problems.append(f"trackers: {error}")
+            problems.append(str(error) if name == WANDB else f"trackers: {error}")
     if WANDB not in config.trackers:
         unused = sorted(key for key in set_by_user if key.startswith(f"{WANDB}."))
         given = ",".join([*config.trackers, WANDB])
@@ -121,7 +121,7 @@ def make_trackers(config: Config, run: TrackedRun) -> Trackers:
     raise_all(check_trackers(config))
     metrics = JsonlTracker(run.folder / NAME)
     direct: dict[str, Tracker] = {CONSOLE: ConsoleTracker(run.total_steps)} if CONSOLE in config.trackers else {}
-    others = [name for name in dict.fromkeys(config.trackers) if name not in (CONSOLE, JSONL)]
+    others = [name for name in dict.fromkeys(config.trackers) if name not in (CONSOLE, JSONL, SAMPLES)]
     if others:
         run = replace(run, logged=max((entry.step for entry in read_metrics(metrics.path)), default=-1))
     background = {name: BackgroundTracker(name, partial(_make, name, config, run)) for name in others}
@@ -139,12 +139,12 @@ def _check(name: str, config: Config) -> list[str]:
     elif name in EXTRAS and importlib.util.find_spec(name) is None:
         problem = f"trackers: {name!r} needs the package {name!r}; install it with: pip install 'ramet[{name}]'"
         return [MissingHere(problem, missing=f"the package {name}", unchecked="its version")]
-    return wandb.check_wandb(config.wandb) if name == WANDB else []
+    return wandb.check_wandb(wandb.WandbOptions.of(config.wandb)) if name == WANDB else []
 
 
 def _make(name: str, config: Config, run: TrackedRun) -> Tracker:
     if name == WANDB:
-        return wandb.WandbTracker(run, config.wandb)
+        return wandb.WandbTracker(run, wandb.WandbOptions.of(config.wandb))
     if name == TENSORBOARD:
         return tensorboard.TensorboardTracker(run)
     made: Tracker = extension(TRACKERS, name, OWN_TRACKERS).load()(run)

@@ -12,16 +12,17 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.choices import WandbMode
-from ramet.config.schema import WandbConfig
 from ramet.config.secrets import hide
-from ramet.errors import MissingHere
+from ramet.errors import ConfigError, MissingHere
 from ramet.io.atomic import write_file
 from ramet.tracking.jsonl import NAME, MetricLine, read_metrics
 from ramet.types import TrackedRun
@@ -35,10 +36,37 @@ FINISH_S = 15.0  # for uploads at the end of the run; what is left can be upload
 NO_KEY = "there is no key (WANDB_API_KEY, or `wandb login`)"
 
 
+class WandbMode(StrEnum):
+    AUTO = "auto"  # online with a key, offline without
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+@dataclass(kw_only=True, slots=True)
+class WandbOptions:
+    """What the key `wandb` may hold."""
+
+    project: str | None = None  # None: WANDB_PROJECT, or `ramet`
+    entity: str | None = None  # user or team; None: WANDB_ENTITY, or the key's own
+    name: str | None = None  # of the run there; None: the name of its directory
+    group: str | None = None  # of runs there
+    tags: list[str] = field(default_factory=list)
+    mode: WandbMode = WandbMode.AUTO
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> WandbOptions:
+        """Raises `ConfigError` for values of another kind."""
+        try:
+            options: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), dict(given)))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"wandb: {' '.join(str(error).split())}") from error
+        return cast("WandbOptions", options)
+
+
 class WandbTracker:
     """One run there. Without a key it is offline: nothing asks the network, and `wandb sync` uploads it later."""
 
-    def __init__(self, run: TrackedRun, options: WandbConfig) -> None:
+    def __init__(self, run: TrackedRun, options: WandbOptions) -> None:
         quiet_imports()
         import wandb
         from wandb.sdk import wandb_setup
@@ -141,7 +169,7 @@ class HandedOver:
         return found
 
 
-def check_wandb(options: WandbConfig) -> list[str]:
+def check_wandb(options: WandbOptions) -> list[str]:
     """Problems that a run would have with W&B. Asks no network."""
     if options.mode is WandbMode.ONLINE and not has_key():
         problem = f"wandb.mode=online: {NO_KEY}; wandb.mode=auto is offline then"

@@ -22,7 +22,7 @@ SHOWN = 10  # data sources listed in a message
 def check_sources(config: Config, train: TaskSet, valid: TaskSet | None) -> list[str]:
     """Every task needs a reward, unless a benchmark judges it, and every source that a reward names needs a task.
 
-    Where `data.limit` or `data.valid_limit` left tasks unread, a source may be among those: that is a warning.
+    Where `data.limits` left tasks unread, a source may be among those: that is a warning.
     """
     validated = valid.tasks if valid else []
     benchmarks = valid.benchmarks if valid else {}
@@ -32,8 +32,8 @@ def check_sources(config: Config, train: TaskSet, valid: TaskSet | None) -> list
     cut_short = [
         f"{key}={limit}"
         for key, limit, found in (
-            ("data.limit", config.data.limit, train),
-            ("data.valid_limit", config.data.valid_limit, valid),
+            ("data.limits.train", config.data.limits.get("train"), train),
+            ("data.limits.valid", config.data.limits.get("valid"), valid),
         )
         if limit is not None and found is not None and len(found.tasks) == limit
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ramet.components.build import Components
 from ramet.components.checks import ratio_is_one
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, KlIn, OldLogprobs
+from ramet.config.schema import Config, KlEstimator, OldLogprobs, Order
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.planning.memory import MemoryPlan, plan_memory
@@ -98,7 +98,7 @@ def _order(config: Config) -> str:
     """How tasks are chosen, where it is not the default."""
     data, shares = config.data, sum(config.data.weights.values())
     notes = [f"{name} {weight / shares:.0%} of draws" for name, weight in data.weights.items()]
-    notes += ["from easy to hard in every pass"] if data.curriculum else []
+    notes += ["from easy to hard in every pass"] if data.order is Order.CURRICULUM else []
     if config.train.resample_rounds:
         notes.append(f"groups without signal replaced up to {config.train.resample_rounds} times")
     return f"; {', '.join(notes)}" if notes else ""
@@ -131,8 +131,8 @@ def _old_logprobs(config: Config, components: Components) -> str:
     updates = config.train.epochs * config.train.minibatches
     if Need.OLD_LOGPROBS in components.advantage.needs:
         why = f"advantage={config.advantage.name} reads them"
-    elif config.train.kl_coef > 0 and config.train.kl_in is KlIn.REWARD:
-        why = "train.kl_in=reward compares them with the reference's"
+    elif config.train.kl_coef > 0 and config.train.kl_estimator is KlEstimator.K1_REWARD:
+        why = "train.kl_estimator=k1-reward compares them with the reference's"
     elif updates > 1:
         why = f"its {updates} optimiser steps change the policy"
     else:

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ramet.cluster.interfaces import Rollouts
+from ramet.config.schema import RolloutConfig
 from ramet.errors import InfraError, PluginError
 from ramet.event_loop import first_error
 from ramet.io import repeats
@@ -66,6 +67,11 @@ async def play(
     return [scored[id(group)] for group in playing.result()]
 
 
+def masked_limit(rollout: RolloutConfig) -> float:
+    """Return the share of a step's rollouts, or of a validation's, that infrastructure may mask."""
+    return 0.2 if rollout.max_masked_share is None else rollout.max_masked_share
+
+
 def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
     """Raise `InfraError` if more than `limit` of the rollouts are masked; the message names the commonest fault.
 
@@ -80,7 +86,7 @@ def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
     message = next(f.message for f in faults if f.where == where)
     masked, allowed = (
         f"{len(faults)} of {len(rollouts)} rollouts were masked",
-        f"limit rollout.max_infra_rate={limit:g}",
+        f"limit rollout.max_masked_share={limit:g}",
     )
     if where.startswith(DEFECT):
         raise PluginError(f"{message}; {masked} ({allowed}), most of them by this")

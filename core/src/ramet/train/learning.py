@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from ramet.algorithms.kl import estimator_of
-from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
+from ramet.algorithms.kl_control import KL_HORIZON, KlController, KlPenalty, kl_penalty
 from ramet.cluster.interfaces import Ranks
-from ramet.config.schema import Config, KlIn, OldLogprobs
+from ramet.config.schema import Config, KlEstimator, OldLogprobs
 from ramet.errors import PluginError
 from ramet.io import repeats
 from ramet.plugins import origin
@@ -74,7 +73,7 @@ class Learner:
         self._kl = KlController(
             coef=train.kl_coef if state.kl_coef is None or train.kl_target is None else state.kl_coef,
             target=train.kl_target,
-            horizon=train.kl_horizon,
+            horizon=max(KL_HORIZON, train.tasks_per_step * config.rollout.group_size),
         )
 
     @property
@@ -127,7 +126,7 @@ class Learner:
         if self._kl.target is None:
             return {}
         used = self._kl.coef
-        name = "train/kl_reward" if self._config.train.kl_in is KlIn.REWARD else "train/kl_reference"
+        name = "train/kl_reward" if self._config.train.kl_estimator is KlEstimator.K1_REWARD else "train/kl_reference"
         if name in metrics and self._policy_learns(step):  # until then the KL is 0, and says nothing
             self._kl.update(metrics[name], n_rollouts)
         self._state.kl_coef = self._kl.coef
@@ -173,7 +172,7 @@ class Learner:
     def _kl_penalty(
         self, rows: Sequence[Row], old: Sequence[Floats] | None, reference: Sequence[Floats] | None
     ) -> KlPenalty | None:
-        """What `train.kl_in=reward` takes off the returns of these rows' tokens."""
+        """What `train.kl_estimator=k1-reward` takes off the returns of these rows' tokens."""
         if not self._kl_in_reward or old is None or reference is None:
             return None
         return kl_penalty(
@@ -181,12 +180,12 @@ class Learner:
             padded(reference, torch.float32, 0),
             padded([row.mask for row in rows], torch.bool, 0),
             coef=self._kl.coef,
-            estimator=estimator_of(self._config.train),
+            estimator=KlEstimator.K1,
         )
 
     @property
     def _kl_in_reward(self) -> bool:
-        return self._config.train.kl_coef > 0 and self._config.train.kl_in is KlIn.REWARD
+        return self._config.train.kl_coef > 0 and self._config.train.kl_estimator is KlEstimator.K1_REWARD
 
     def _policy_learns(self, step: int) -> bool:
         """Whether the critic is warm, if there is one."""

@@ -25,10 +25,12 @@ from ramet.policy.errors import TrainingDiverged
 from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
+from ramet.tracking.trackers import SAMPLES
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
 from ramet.train.groups import (
     StepClock,
     check_infrastructure,
+    masked_limit,
     play,
     reward_metrics,
     source_metrics,
@@ -48,6 +50,7 @@ from ramet.types import Group, Need, Task
 
 logger = logging.getLogger(__name__)
 RESCUE_S = 900.0  # for the checkpoint of a run that fails
+N_SAMPLES = 2  # rollouts that `samples` prints after a step: the best and the worst
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
 
 
@@ -78,7 +81,7 @@ class Loop:
             preemption=run.preemption,
         )
         self.progress = TrainProgress(run.backend, total_steps=self.total_steps, done=run.state.step)
-        self.samples = SamplePrinter(config.train.print_samples, seed=config.run.seed)
+        self.samples = SamplePrinter(N_SAMPLES if SAMPLES in config.trackers else 0, seed=config.run.seed)
         self.saver = Saver(
             run.checkpoints,
             self._stage,
@@ -93,8 +96,6 @@ class Loop:
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            top_k=config.rollout.top_k,
             branch=True,
             salt="train",
             counted=not config.train.staleness,  # a step takes some of the groups that end meanwhile
@@ -256,7 +257,7 @@ class Loop:
         """Stop if too much failed; the groups are on disk then, so that the cause can be found."""
         try:
             check_failures(played.all, self.scorer.rewards)
-            check_infrastructure(played.all, self.config.rollout.max_infra_rate)
+            check_infrastructure(played.all, masked_limit(self.config.rollout))
         except RametError:
             record_step(self.folder, step, played)
             raise

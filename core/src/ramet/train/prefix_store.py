@@ -2,7 +2,7 @@
 
 Of each task the newest group is kept whose rewards differed: its rollouts show what leads where. A step
 sees the groups of the steps before it; those of a step come in when it is done, so what a checkpoint holds is what the
-next step sees, and a resumed run continues exactly. All together hold at most `train.stored_prefix_tokens`; the oldest
+next step sees, and a resumed run continues exactly. All together hold at most `MAX_TOKENS`; the oldest
 groups go first.
 """
 
@@ -23,6 +23,7 @@ from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup
 from ramet.types import Task
 
+MAX_TOKENS = 4_000_000  # about 100 MB of records
 GROUPS, ORIGIN = "prefixes.jsonl.gz", "prefixes.json"  # in a checkpoint
 
 

@@ -15,7 +15,7 @@ from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreig
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ChatMarkup, Config, DataConfig
+from ramet.config.schema import ChatMarkup, Config, DataConfig, Order
 from ramet.data.benchmarks import benchmark_names
 from ramet.data.filter import (
     Filtered,
@@ -25,6 +25,7 @@ from ramet.data.filter import (
     warn_of_chat_markup,
     warn_of_overlap,
 )
+from ramet.data.layout import Columns
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import CheckTask, TaskSet, fingerprint, load_tasks
 from ramet.errors import ConfigError, MissingHere, collected, raise_all, set_aside_missing
@@ -146,7 +147,9 @@ def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
                 f"them; name it, as in data.valid=[benchmark:{first}/test], or leave the key out"
             )
         elif option == "split" or (option == "limit" and name not in benchmark_names(data.valid)):
-            other = "data.limit or data.valid_limit" if option == "limit" else f"benchmark:{name}/SPLIT in the data"
+            other = (
+                "data.limits.train or data.limits.valid" if option == "limit" else f"benchmark:{name}/SPLIT in the data"
+            )
             yield f"{key}: `ramet train` does not read it; set {other}"
 
 
@@ -162,8 +165,8 @@ def _load_train(config: Config, components: Components, check: CheckTask | None)
     data = config.data
     return load_tasks(
         data.train,
-        data.columns,
-        limit=data.limit,
+        Columns.of(data.columns),
+        limit=data.limits.get("train"),
         on_bad_row=data.on_bad_row,
         build=components.benchmark,
         check=check,
@@ -221,20 +224,19 @@ def _prepared(
 
 
 def _within_difficulty(data: DataConfig, tasks: list[Task]) -> list[Task]:
-    if data.columns.difficulty is None or (data.min_difficulty is None and data.max_difficulty is None):
-        return tasks
-    return leave_out_by_difficulty(tasks, data.columns.difficulty, data.min_difficulty, data.max_difficulty)
+    column = Columns.of(data.columns).difficulty
+    return tasks if column is None or not data.difficulty else leave_out_by_difficulty(tasks, column, data.difficulty)
 
 
 def make_sampler(config: Config, tasks: Sequence[Task]) -> Sampler:
     """The order in which a run trains on these tasks. Raises `ConfigErrors`."""
     data = config.data
-    column = data.columns.difficulty if data.curriculum else None
+    column = Columns.of(data.columns).difficulty if data.order is Order.CURRICULUM else None
     return Sampler(
         len(tasks),
         config.train.tasks_per_step,
         config.run.seed,
-        data.shuffle,
+        data.order is not Order.FILE,
         sources=[task.data_source for task in tasks],
         weights=data.weights,
         difficulty=None if column is None else [difficulty_of(task, column) for task in tasks],

@@ -31,7 +31,7 @@ from ramet.tracking.trackers import open_trackers
 from ramet.train.dry_run import will_fit
 from ramet.train.loop import Loop
 from ramet.train.preemption import Preemption
-from ramet.train.prefix_store import PrefixStore, prefix_origin
+from ramet.train.prefix_store import MAX_TOKENS, PrefixStore, prefix_origin
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.run import TrainRun, TrainState
 from ramet.train.specs import critic_spec, policy_spec
@@ -131,7 +131,7 @@ def prefix_store(config: Config, components: Components) -> PrefixStore | None:
     """None if the branch policy starts from no stored prefixes."""
     if Need.PREFIXES not in getattr(components.branch_policy, "needs", frozenset()):
         return None
-    return PrefixStore(config.train.stored_prefix_tokens, prefix_origin(config))
+    return PrefixStore(MAX_TOKENS, prefix_origin(config))
 
 
 def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:

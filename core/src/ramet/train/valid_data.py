@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ramet.components.build import Components
 from ramet.config.schema import BenchmarkConfig, Config, EvaluateConfig
 from ramet.data.benchmarks import is_benchmark
+from ramet.data.layout import Columns
 from ramet.data.tasks import CheckTask, TaskSet, fingerprint, load_tasks
 from ramet.errors import raise_all
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
@@ -61,8 +62,8 @@ def load_valid(
     data = config.data
     found = load_tasks(
         data.valid,
-        replace(data.columns, difficulty=None),  # of training alone
-        limit=data.valid_limit,
+        Columns.of({**data.columns, "difficulty": None}),  # of training alone
+        limit=data.limits.get("valid"),
         on_bad_row=data.on_bad_row,
         build=components.benchmark,
         shares={name: one.limit for name, one in config.benchmarks.items() if one.limit is not None},
@@ -94,20 +95,14 @@ def _applied(rules: Mapping[str, BenchmarkRules], benchmark: str | None, task: T
 def sampling_settings(config: Config) -> EvaluateConfig:
     """`evaluate`, with what `train.eval_…` says instead for validations."""
     train, evaluate = config.train, config.evaluate
-    return replace(
-        evaluate,
-        k=train.eval_k,
-        temperature=evaluate.temperature if train.eval_temperature is None else train.eval_temperature,
-        top_p=evaluate.top_p if train.eval_top_p is None else train.eval_top_p,
-        top_k=evaluate.top_k if train.eval_top_k is None else train.eval_top_k,
-    )
+    return replace(evaluate, k=train.eval_k, sampling={**evaluate.sampling, **train.eval_sampling})
 
 
 def _problems(config: Config) -> Iterator[str]:
     """A validation of files is greedy by default."""
     train, files = config.train, [source for source in config.data.valid if not is_benchmark(source)]
-    if train.eval_k > 1 and train.eval_temperature is None and files:
+    if train.eval_k > 1 and "temperature" not in train.eval_sampling and files:
         yield (
-            f"train.eval_k={train.eval_k}: needs train.eval_temperature over 0 for the tasks of {', '.join(files)}, "
-            "since all rollouts of a task would be the same"
+            f"train.eval_k={train.eval_k}: needs train.eval_sampling.temperature over 0 for the tasks of "
+            f"{', '.join(files)}, since all rollouts of a task would be the same"
         )

@@ -27,7 +27,7 @@ from ramet.policy.checkpoint.store import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, Scorer
-from ramet.train.groups import play
+from ramet.train.groups import masked_limit, play
 from ramet.train.recording import record_validation
 from ramet.train.valid_data import REWARD, ValidData
 from ramet.types import Group, Rollout
@@ -42,9 +42,11 @@ def plan_of(train: TrainConfig) -> RolloutPlan:
     """
     return RolloutPlan(
         group_size=train.eval_k,
-        temperature=train.eval_temperature or 0.0,
-        top_p=1.0 if train.eval_top_p is None else train.eval_top_p,
-        top_k=train.eval_top_k or 0,
+        temperature=train.eval_sampling.get("temperature", 0.0),
+        top_p=train.eval_sampling.get("top_p", 1.0),
+        top_k=int(train.eval_sampling.get("top_k", 0)),
+        min_p=train.eval_sampling.get("min_p", 0.0),
+        repetition_penalty=train.eval_sampling.get("repetition_penalty", 1.0),
         branch=False,
         salt="valid",
         step_deadline=False,
@@ -70,13 +72,13 @@ class ValidatedTask:
 class Validation:
     """Plays and scores `data`; called with the step whose weights the engines have.
 
-    Above a share of `rollout.max_infra_rate` that is masked the rest would be a biased subset, and makes no checkpoint
-    the best.
+    Above a share of `rollout.max_masked_share` that is masked the rest would be a biased subset, and makes no
+    checkpoint the best.
     """
 
     def __init__(self, config: Config, rollouts: Rollouts, scorer: Scorer, data: ValidData, *, folder: Path) -> None:
         self.train = config.train
-        self.max_masked = config.rollout.max_infra_rate
+        self.max_masked = masked_limit(config.rollout)
         self.rollouts = rollouts
         self.scorer = scorer
         self.data = data
@@ -97,7 +99,7 @@ class Validation:
             repeats.warn(
                 logger,
                 "too much of the validation is masked",
-                "step %d: valid/masked_share is %.3g (limit rollout.max_infra_rate=%g), so its checkpoint cannot be "
+                "step %d: valid/masked_share is %.3g (limit rollout.max_masked_share=%g), so its checkpoint cannot be "
                 "the best (train.keep_best): the rest would be a biased subset",
                 step,
                 masked,

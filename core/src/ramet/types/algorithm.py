@@ -93,8 +93,8 @@ class AdvantageEstimator(Protocol):
     Optional: `min_group: int`, the valid rollouts that a group needs; groups with fewer are left out. Default 2: alone
     in its group a rollout has nothing to be compared with. 1: the baseline comes from elsewhere.
     `discounted`: a token's advantage is made of the token rewards from there on, and no group's spread scales it. It
-    gets the KL of `train.kl_in=reward` among `token_rewards`. Otherwise, or left out, the core adds the KL's part to
-    the advantages that it returns.
+    gets the KL of `train.kl_estimator=k1-reward` among `token_rewards`. Otherwise, or left out, the core adds the
+    KL's part to the advantages that it returns.
     """
 
     needs: frozenset[Need]

@@ -35,6 +35,7 @@ class Allowed:
     below: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    whole: bool = False
 
     def problem(self, value: Any) -> str | None:
         """Return what the message says after `key=value: `; None for an allowed value."""
@@ -43,15 +44,17 @@ class Allowed:
         if self.choices:
             return f"allowed: {', '.join(self.choices)}"
         words = {"at least": self.minimum, "over": self.above, "under": self.below, "at most": self.maximum}
-        return "must be " + " and ".join(
-            f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None
-        )
+        bounds = [f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None]
+        return "must be " + " and ".join([*(["a whole number"] if self.whole else []), *bounds])
 
     def _holds(self, value: Any) -> bool:
         if self.choices:
             return value in self.choices
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
         return (
-            (self.minimum is None or value >= self.minimum)
+            (not self.whole or value == value // 1)
+            and (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
             and (self.maximum is None or value <= self.maximum)
@@ -61,6 +64,27 @@ class Allowed:
 def _plain(bound: float) -> str:
     """Write a number as people do: an integer with all its digits."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+# What a mapping of sampling may hold: `evaluate.sampling`, and what a benchmark says of itself.
+SAMPLING = {
+    "temperature": Allowed(minimum=0),
+    "top_p": Allowed(above=0, maximum=1),
+    "top_k": Allowed(minimum=0, whole=True),
+    "min_p": Allowed(minimum=0, maximum=1),
+    "repetition_penalty": Allowed(above=0),
+}
+
+
+def entry_problems(field: dataclasses.Field[Any], value: Any) -> Iterator[str]:
+    """Yield what is wrong with entries of a mapping whose field declares `entries`, each beginning with its name."""
+    entries: Mapping[str, Allowed | None] = field.metadata.get("entries") or {}
+    for name, entry in (value or {}).items() if entries else ():
+        allowed = entries.get(name)
+        if name not in entries:
+            yield f"{name}: no such key; allowed: {', '.join(entries)}"
+        elif allowed is not None and (problem := allowed.problem(entry)):
+            yield f"{name}={entry}: {problem}"
 
 
 def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:
@@ -101,7 +125,8 @@ def option(
     resume: Resume | Mapping[str, Resume] | None = None,
     jobs: str = "",
     instead: Mapping[str, str | None] | None = None,
-    aka: str = "",
+    aka: str | Mapping[str, str] = "",
+    entries: Mapping[str, Allowed | None] | None = None,
 ) -> T: ...
 def option(
     default: Any = ...,
@@ -111,7 +136,8 @@ def option(
     resume: Any = None,
     jobs: str = "",
     instead: Mapping[str, str | None] | None = None,
-    aka: str = "",
+    aka: str | Mapping[str, str] = "",
+    entries: Mapping[str, Allowed | None] | None = None,
     **allowed: Any,
 ) -> Any:
     """Make a dataclass field that holds all that is known of a key.
@@ -120,6 +146,7 @@ def option(
     resume: what another value does to a resumed run; without it, the numbers are another's. Of options within options
     it may be a mapping, by name. jobs: of a section, which jobs build it. instead: jobs that build the section and do
     not read this key -> the key to set instead, or None. aka: names in other trainers, for "did you mean".
+    entries: of a mapping, the names that it may have, each with what its value may be; `aka` may then be by entry.
     """
     metadata = {
         "help": help,
@@ -127,7 +154,8 @@ def option(
         "resume": resume,
         "jobs": jobs.split(),
         "instead": instead or {},
-        "aka": aka.split(),
+        "aka": aka.split() if isinstance(aka, str) else {entry: names.split() for entry, names in aka.items()},
+        "entries": entries,
     }
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)

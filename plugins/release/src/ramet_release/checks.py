@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from ramet import RolloutStep, ToolSchema
 from ramet_release.internals import Capability, Config, OldLogprobs, Tags
 
-OFF_POLICY = ("tis_cap", "token_band", "sequence_band", "negative_gap_max")
-
 
 def protocol_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: Sequence[str]) -> list[str]:
     """Of the turn protocol; `stateful` names what holds states."""
@@ -44,6 +42,7 @@ def training_problems(config: Config, capabilities: frozenset[Capability]) -> It
     none = f"{who} trains ends of sequence that no engine sampled, so there is no log-probability of its own"
     if config.train.old_logprobs is OldLogprobs.ENGINE:
         yield f"train.old_logprobs=engine: {none}; set trainer"
-    for name in OFF_POLICY:
-        if (value := getattr(config.train, name)) is not None:
-            yield f"train.{name}={value}: {none}; set null"
+    if config.train.tis_cap is not None:
+        yield f"train.tis_cap={config.train.tis_cap}: {none}; set null"
+    if config.train.off_policy:
+        yield f"train.off_policy={config.train.off_policy}: {none}; leave it out"

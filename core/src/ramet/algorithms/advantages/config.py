@@ -31,7 +31,7 @@ class GrpoPasskConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ReinforcePpConfig:
-    """REINFORCE++ (arXiv 2501.03262). Its KL term is `train.kl_in=reward`."""
+    """REINFORCE++ (arXiv 2501.03262). Its KL term is `train.kl_estimator=k1-reward`."""
 
     gamma: float = option(1.0, "discount of a reward for every sampled token before it", minimum=0, maximum=1)
     skip_inserted: bool = option(True, "false: as released, no reward reaches a token before a tool result")

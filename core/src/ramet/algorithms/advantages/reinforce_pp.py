@@ -3,7 +3,7 @@
     A_t = whitened over the step's sampled tokens: sum_{l >= 0} gamma^l r_{t+l}        `reinforce_pp`
     A_i = whitened over the step's sampled tokens: s_i - mean of its group             `reinforce_pp_baseline`
 
-The first has its KL penalty within the rewards of tokens: `train.kl_in=reward`. A time step is a sampled token
+The first has its KL penalty in the rewards of tokens: `train.kl_estimator=k1-reward`. A time step is a sampled token
 (`steps`). With `skip_inserted=false` the sum ends at the next inserted token, as in the released code, where no reward
 reaches what was sampled before a tool result.
 """
