@@ -71,7 +71,7 @@ MISTAKES = {
         ],
         [
             "model.path: ", "{data}/nowhere.jsonl: no such file", "train.epochs=0: ",
-            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard",
+            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard, samples",
         ],
     ),
     "all_together": (
@@ -83,7 +83,7 @@ MISTAKES = {
             "{data}/bad_rows.jsonl, row 2: ", "{data}/bad_rows.jsonl, row 3: ",
             "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: ",
             "run.deterministic=true: needs run.threads=1, got 0",
-            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard",
+            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard, samples",
             "branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8",
         ],
     ),

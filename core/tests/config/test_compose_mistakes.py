@@ -319,7 +319,7 @@ def test_a_name_of_another_group_is_pointed_to():
 def test_an_unknown_tracker_is_told_with_the_mistakes_in_keys(problems: Problems):
     assert problems(MODEL, "train.stepps=3", "trackers=[console,wandbb]") == [
         problems(MODEL, "train.stepps=3")[0],
-        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard",
+        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard, samples",
     ]
 
 
@@ -327,5 +327,5 @@ def test_a_tracker_that_is_missing_or_leads_nowhere_is_told_with_the_others(prob
     assert problems(MODEL, "trackers=['???','${nope}',wandbb]") == [
         "trackers[0]: missing; set it, as in trackers[0]=…",
         "trackers[1]: Interpolation key 'nope' not found (in ${nope})",
-        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard",
+        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard, samples",
     ]

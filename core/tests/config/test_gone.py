@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ramet.cli import main
 from ramet.config.compose import compose
 from ramet.config.gone import GONE, carried
 from ramet.config.keys import ENTRIES, FIELDS
@@ -31,8 +32,7 @@ Problems = Callable[..., list[str]]
     ],
 )
 def test_a_key_that_is_gone_leads_to_what_says_the_same(problems: Problems, job: str, typed: str, said: str) -> None:
-    key = typed.partition("=")[0]
-    expected = f"{key}: not a key any more (the last version with it was 0.1.0); {said}"
+    expected = f"{typed}: not a key any more (the last version with it was 0.1.0); {said}"
     assert problems(MODEL, typed, job=job) == [expected]
 
 
@@ -45,6 +45,11 @@ def test_a_file_with_one_is_refused_with_the_same_words(workdir: Path) -> None:
     assert raised.value.problems == [
         "train.kl_horizon: not a key any more (the last version with it was 0.1.0); 10000 is in force, so leave it out"
     ]
+
+
+def test_a_sweep_over_one_is_refused_before_its_first_point(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", MODEL, "train.kl_horizon=5,6"]) == 1
+    assert "train.kl_horizon=5: not a key any more" in capsys.readouterr().err
 
 
 def test_every_one_is_gone_and_leads_to_a_key_that_is_there() -> None:

@@ -210,7 +210,8 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
     assert "train.jsonl, row 3: no key 'conversations' or 'messages'; found x" in text
     assert "rollout_step: no rollout step named 'tag'. Did you mean 'tags'?" in text
     assert (
-        "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl, wandb, tensorboard" in text
+        "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl, wandb, tensorboard, samples"
+        in text
     )
     assert f"run.out: '{tmp_path / 'full'}' is there already, and not written by `ramet sft`; give a new folder" in text
 

@@ -35,7 +35,7 @@ def test_an_unknown_tracker_is_named_with_those_that_are_allowed(tmp_path: Path)
     with pytest.raises(ConfigError) as caught:
         make_trackers(Config(trackers=["console", "wandbb"]), TrackedRun(folder=tmp_path, total_steps=1))
     assert str(caught.value) == (
-        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard"
+        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard, samples"
     )
     assert list(tmp_path.iterdir()) == []
 

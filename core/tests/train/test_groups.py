@@ -112,7 +112,7 @@ def test_a_step_without_any_valid_rollout_reports_no_reward() -> None:
 def test_too_many_infrastructure_failures_stop_the_run_and_name_the_commonest() -> None:
     groups = [scored([1.0, None, None, 0.0])]
     check_infrastructure(groups, limit=0.5)
-    with pytest.raises(InfraError, match=r"2 of 4 rollouts .*max_infra_rate=0.2.*tool:search: the provider"):
+    with pytest.raises(InfraError, match=r"2 of 4 rollouts .*max_masked_share=0.2.*tool:search: the provider"):
         check_infrastructure(groups, limit=0.2)
 
 

@@ -95,9 +95,11 @@ def test_a_resumed_run_without_a_target_has_the_coefficient_of_its_configuration
     assert policy.coefficients == [used]
 
 
-def test_the_coefficient_stays_while_the_critic_alone_learns(tmp_path: Path) -> None:
+def test_the_coefficient_stays_while_the_critic_alone_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy is its reference then, so the KL is far under any target."""
+    monkeypatch.setattr("ramet.train.learning.KL_HORIZON", 2)
     config = Config(train=TrainConfig(kl_coef=0.2, kl_target=0.1, kl_estimator=KlEstimator.K1_REWARD, staleness=3))
+    config.train.tasks_per_step, config.rollout.group_size = 1, 2
     critic = CriticSpec(
         model=config.model,
         policy=config.policy,

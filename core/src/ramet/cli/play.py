@@ -36,10 +36,11 @@ def run(arguments: Sequence[str]) -> int:
     resolved = compose(overrides, job="play", config_dir=found.config_dir)
     screen = importlib.import_module("ramet.play.screen").Screen(several=found.n > 1)
     job = importlib.import_module("ramet.play.job")
+    how = {"rollouts": found.n, "top_p": found.top_p, "top_k": found.top_k}
     if asked:
-        valid = job.run(resolved, _once(asked[0]), screen, rollouts=found.n)
+        valid = job.run(resolved, _once(asked[0]), screen, **how)
     else:
-        valid = job.run(resolved, _lines(), screen, rollouts=found.n, refused=print_problems)
+        valid = job.run(resolved, _lines(), screen, **how, refused=print_problems)
     return OK if valid else MASKED
 
 
@@ -68,7 +69,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="ramet play",
         add_help=False,
-        usage='ramet play ["QUESTION"] [--n N] [--config-dir DIR] [key=value …]',
+        usage='ramet play ["QUESTION"] [--n N] [--top-p P] [--top-k K] [--config-dir DIR] [key=value …]',
         description="One prompt with tools, through the rollout code that trains: every turn is printed as it comes.",
         epilog="Without a question, each line of the standard input is one. Keys are those of `ramet train` in run, "
         "model, engine, rollout, rollout_step and tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is "
@@ -76,6 +77,10 @@ def _parser() -> Parser:
     )
     parser.add_argument("words", nargs="*", metavar="QUESTION", help="the user's message, in quotes")
     parser.add_argument("--n", type=int, default=1, help="how many rollouts of each question (default: 1)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the most likely tokens that have this share"
+    )
+    parser.add_argument("--top-k", type=int, default=0, help="sample from so many most likely tokens (default: 0, all)")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     return parser
 

@@ -26,7 +26,8 @@ class GoneKey:
 
     def problem(self, key: str, value: Any = ...) -> str:
         """Return the error for a configuration that sets the key, to `value` where that is known."""
-        since = f"{key}: not a key any more (the last version with it was {LAST})"
+        given = "" if value is ... else f"={shown(value)}"
+        since = f"{key}{given}: not a key any more (the last version with it was {LAST})"
         if self.now is None or value == self.default:
             return f"{since}; {shown(self.default)} is in force, so leave it out"
         return f"{since}; write {self.now}={'…' if value is ... else shown(self.value(value))}"

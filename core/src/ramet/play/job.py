@@ -31,6 +31,7 @@ from ramet.play.screen import Screen
 from ramet.rollout.plan import RolloutPlan, check_groups
 from ramet.tracking.run_log import recording
 from ramet.types import Task, user_prompt
+from ramet.types.option import SAMPLING
 
 TASK = "play"  # the same for every question: a question has the same seeds wherever it is asked
 SLOTS = "engine.params.slots"
@@ -53,6 +54,8 @@ def run(
     screen: Screen,
     *,
     rollouts: int = 1,
+    top_p: float = 1.0,
+    top_k: int = 0,
     refused: Callable[[ConfigError], None] | None = None,
 ) -> bool:
     """Play every question; whether infrastructure failed in no rollout.
@@ -61,17 +64,22 @@ def run(
     the error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
     """
     with recording():  # nothing is written: it counts warnings that come again and again, logs their number at the end
-        prepared = prepare(resolved, rollouts)
+        prepared = prepare(resolved, rollouts, top_p=top_p, top_k=top_k)
         set_up_torch(prepared.config.run)
         return run_async(_play(prepared, questions, screen, refused))
 
 
-def prepare(resolved: Resolved, rollouts: int) -> PreparedPlay:
+def prepare(resolved: Resolved, rollouts: int, *, top_p: float = 1.0, top_k: int = 0) -> PreparedPlay:
     """Do all checks, reported together in `ConfigErrors`."""
     config = _fitted(_with_few_slots(resolved, rollouts))
     components = Components(config)
     problems = [
         *_number(rollouts, config),
+        *(
+            f"--{key.replace('_', '-')} {value}: {problem}"
+            for key, value in (("top_p", top_p), ("top_k", top_k))
+            if (problem := SAMPLING[key].problem(value))
+        ),
         *check(resolved, "play"),
         *check_model(config.model),
         *check_torch(config.run, config.model),
@@ -83,7 +91,7 @@ def prepare(resolved: Resolved, rollouts: int) -> PreparedPlay:
         tools = tool_names(config)
         problems += [] if problems else check_prompts(components.step, config, tools)
     raise_all(dict.fromkeys(problems))
-    plan = RolloutPlan(group_size=rollouts, branch=False, salt="play", step_deadline=False)
+    plan = RolloutPlan(group_size=rollouts, top_p=top_p, top_k=top_k, branch=False, salt="play", step_deadline=False)
     return PreparedPlay(config=config, components=components, tools=tools, plan=plan)
 
 
