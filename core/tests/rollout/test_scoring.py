@@ -81,6 +81,15 @@ def test_what_failed_outside_is_not_a_mistake_of_a_plugin(error: Exception, defe
     assert is_defect(chained) is defect
 
 
+@pytest.mark.parametrize(("error", "defect"), [(KeyError("gold"), True), (ConnectionError(), False)])
+def test_causes_in_a_circle_are_looked_at_once(error: Exception, defect: bool) -> None:
+    itself, first, group = RuntimeError("itself"), RuntimeError("first"), ExceptionGroup("group", [error])
+    itself.__cause__ = itself
+    assert is_defect(itself)
+    first.__cause__, error.__cause__ = group, first
+    assert is_defect(first) is is_defect(group) is defect
+
+
 def test_rewards_are_asked_about_the_tasks_that_they_judge_and_about_tools() -> None:
     scorer = Scorer([weighted(per_rollout(length)), weighted(Picky(), "picky", sources=frozenset({"sums"}))])
     assert scorer.task_problem(TASK) == "rewards.picky: five is no answer"

@@ -21,10 +21,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # How Python says that an argument makes no sense. A function tool that raises another exception may be broken.
 MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError)
-CLIENTS = frozenset(  # of services: packages whose exceptions come from outside
-    {"aiohttp", "anthropic", "grpc", "http", "httpcore", "httpx", "openai", "ray", "requests", "urllib3", "websockets"}
+CLIENTS = frozenset(  # of services and networks: packages whose exceptions come from outside
+    {"aiohttp", "anthropic", "grpc", "http", "httpcore", "httpx", "openai", "ray", "requests", "socket", "ssl"}
+    | {"urllib", "urllib3", "websockets"}
 )
-_NETWORK = CLIENTS | {"socket", "ssl", "urllib"}
 _BAD_ADDRESSES = ("InvalidURL", "LocationParseError", "UnsupportedProtocol")  # of clients: nothing was sent
 _BROKEN_ANSWERS = ("JSONDecodeError", "SSLCertVerificationError", "ClientConnectorCertificateError")
 _SERVICE_STATUS = frozenset({401, 402, 403, 407, 408, 409, 423, 425, 429})  # the other 4xx refuse the request itself
@@ -107,7 +107,7 @@ def is_outage(error: BaseException) -> bool:
         return True
     if isinstance(error, ValueError):  # some are an OSError too: an address makes no sense, or a service's answer
         return isinstance(error, OSError) and type(error).__name__ in _BROKEN_ANSWERS
-    if any(base.__module__.partition(".")[0] in _NETWORK for base in type(error).__mro__):
+    if any(base.__module__.partition(".")[0] in CLIENTS for base in type(error).__mro__):
         return _is_network_outage(error)
     if isinstance(error, OSError):
         return error.errno in _OUTAGE_ERRNOS or (error.errno is None and not isinstance(error, _FILE_MISTAKES))

@@ -33,14 +33,17 @@ class StateFailed(RolloutFailed):
         super().__init__(f"state:{name}", message, defect=defect)
 
 
-def is_defect(error: BaseException) -> bool:
+def is_defect(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
     """Whether what a component raised is its own mistake, and not a failure of a service, a disk or a machine.
 
     A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
     """
+    if id(error) in seen:
+        return True  # `raise e from e`, or a longer circle of causes: what is outside in it decided already
+    seen |= {id(error)}
     if isinstance(error, BaseExceptionGroup):  # of an asyncio.TaskGroup
-        return all(is_defect(inner) for inner in error.exceptions)
+        return all(is_defect(inner, seen) for inner in error.exceptions)
     outside = any(base.__module__.partition(".")[0] in CLIENTS for base in type(error).__mro__)
     if outside or isinstance(error, OUTSIDE):
         return False
-    return error.__cause__ is None or is_defect(error.__cause__)
+    return error.__cause__ is None or is_defect(error.__cause__, seen)
