@@ -9,8 +9,9 @@ tokens; rho_t is the off-policy weight. With
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -30,9 +31,8 @@ from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.logprob_model import TokenLogprobs
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.model_trainer import ModelTrainer, OptimizerStep
-from ramet.policy.mutation_guard import unchanged
 from ramet.policy.spec import PolicySpec
-from ramet.types import LossInputs, LossOutput, Need
+from ramet.types import AdvantageInputs, LossInputs, LossOutput, Need
 
 
 class Objective:
@@ -113,3 +113,22 @@ class Objective:
             gap = (trainer - engine).abs()
             metrics.token_mean("train/engine_gap_mean", gap, mask)
             metrics.token_max("train/engine_gap_max", gap, mask)
+
+
+@contextmanager
+def unchanged(batch: LossInputs | AdvantageInputs, who: str) -> Iterator[None]:
+    """Raise `PluginError` if the block changes a tensor of `batch` in place.
+
+    The core continues with the same tensors, and nothing else would show the change. torch counts the changes of a
+    tensor itself, so this costs nothing.
+    """
+
+    def versions() -> dict[str, int]:
+        values = ((field.name, getattr(batch, field.name)) for field in fields(batch))
+        return {name: value._version for name, value in values if isinstance(value, Tensor)}
+
+    before = versions()
+    yield
+    changed = [name for name, version in versions().items() if version != before[name]]
+    if changed:
+        raise PluginError(f"{who} changed its inputs in place: {', '.join(changed)}; work on copies")

@@ -31,7 +31,7 @@ from ramet.policy.batching.rows import (
     rows_of,
 )
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.mutation_guard import unchanged
+from ramet.policy.objective import unchanged
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
 from ramet.train.groups import StepClock, lag_metrics
