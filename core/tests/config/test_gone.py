@@ -1,4 +1,4 @@
-"""Keys of the version before: who sets one is told what to write, on the command line, in a file and in a sweep."""
+"""Keys of the version before: the error for one says what to write, on the command line, in a file and in a sweep."""
 
 from __future__ import annotations
 

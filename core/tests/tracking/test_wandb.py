@@ -18,6 +18,7 @@ import pytest
 
 from ramet.config import secrets
 from ramet.config.schema import Config
+from ramet.errors import ConfigError
 from ramet.tracking.jsonl import JsonlTracker
 from ramet.tracking.trackers import check_trackers
 from ramet.tracking.wandb import HandedOver, WandbMode, WandbOptions, WandbTracker
@@ -238,3 +239,16 @@ def test_offline_nothing_asks_the_network(tmp_path: Path, wandb_records: Any) ->
     assert len(lines) == 1 and lines[0].startswith("wandb: offline, since there is no key"), json.dumps(lines)
     assert done.stdout == ""
     assert of_kind(wandb_records(tmp_path / "wandb"), "exit")[0]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mode": "onlin"}, "wandb.mode=onlin: allowed: auto, online, offline"),
+        ({"tags": "a"}, "wandb.tags=a: expected a list of texts"),
+    ],
+)
+def test_options_of_another_kind_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        WandbOptions.of(given)
+    assert str(caught.value) == said

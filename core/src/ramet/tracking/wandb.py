@@ -15,11 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.secrets import hide
 from ramet.errors import ConfigError, MissingHere
@@ -55,12 +53,14 @@ class WandbOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WandbOptions:
-        """Raises `ConfigError` for values of another kind."""
-        try:
-            options: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), dict(given)))
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"wandb: {' '.join(str(error).split())}") from error
-        return cast("WandbOptions", options)
+        """Make the options of the key's entries, whose names were checked. Raises `ConfigError` for other values."""
+        found: dict[str, Any] = dict(given)
+        if not isinstance(found.get("tags", []), list):
+            raise ConfigError(f"wandb.tags={found['tags']}: expected a list of texts")
+        if (mode := found.pop("mode", WandbMode.AUTO)) not in list(WandbMode):
+            raise ConfigError(f"wandb.mode={mode}: allowed: {', '.join(WandbMode)}")
+        texts = {name: None if value is None else str(value) for name, value in found.items() if name != "tags"}
+        return cls(**texts, tags=[str(tag) for tag in found.get("tags", [])], mode=WandbMode(mode))
 
 
 class WandbTracker:
