@@ -1,7 +1,7 @@
 """Keys of earlier versions: what says the same now, or the value that is in force since.
 
-The error for one that is set says what to write. A run that recorded one continues where its value means what is in force: `carried`
-gives recorded keys today's names.
+The error for one that is set says what to write. A run that recorded one continues where its value means what is in
+force: `carried` gives recorded keys today's names.
 """
 
 from __future__ import annotations
