@@ -116,7 +116,7 @@ def play(work: Path, port: int, in_flight: int, number: int) -> dict[str, Any]:
     prepared = prepare(resolved)
     tasks = {"weather": prepared.tasks["weather"][:samples]}
     info = prepared.benchmarks["weather"].info
-    header = Header(model="tiny", k=1, pass_at=(), rules={}, settings={}, benchmarks={"weather": info}, versions={},
+    header = Header(model="tiny", k=1, rules={}, settings={}, benchmarks={"weather": info}, versions={},
                     plugins=[])  # fmt: skip
     partial = PartialResults(run / "results.json", header)
     plans = {name: rules.plan(1) for name, rules in prepared.rules.items()}
