@@ -14,6 +14,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.schema import EvaluateConfig
+from ramet.evaluate.evaluation import MASKED_LIMIT
 from ramet.evaluate.files import read_results
 from ramet.evaluate.rules import DEFAULTS
 from ramet.evaluate.tables import results_cells
@@ -96,9 +97,9 @@ def test_validation_is_at_the_steps_that_the_page_says_and_is_recorded(played: P
 
 
 def test_every_key_of_the_evaluation_is_on_the_page_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `evaluate\.(\w+)`[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE))
-    assert rows["k"] == str(EvaluateConfig().k) and rows["max_masked_share"] == str(EvaluateConfig().max_masked_share)
-    defaults = EvaluateConfig()
-    assert {getattr(defaults, name) for name in DEFAULTS} == {None}
-    assert rows["temperature"] == f"the benchmark's own, else {', '.join(f'{one:g}' for one in DEFAULTS.values())}"
+    rows = dict(re.findall(r"^\| `(?:evaluate|rollout)\.([\w.]+)`[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE))
+    assert rows["k"] == str(EvaluateConfig().k) and rows["max_masked_share"] == f"null: {MASKED_LIMIT}"
+    assert not EvaluateConfig().sampling
+    expected = f"the benchmark's own, else {', '.join(f'{one:g}' for one in DEFAULTS.values())}"
+    assert rows["sampling.temperature"] == expected
     assert all(re.search(rf"\b{field.name}\b", CODE) for field in dataclasses.fields(EvaluateConfig))

@@ -226,7 +226,7 @@ def test_a_run_refuses_to_go_on_with_another_order_or_other_data(ramet, model: P
     assert ramet(*argv, cwd=tmp_path).code == 0
     for change, key in (
         ("run.seed=4", "run.seed"),
-        ("data.order=file", "data.shuffle"),
+        ("data.order=file", "data.order"),
         ("data.limits.train=3", "data.limits.train"),
     ):
         ended = ramet(*argv, change, "train.steps=2", cwd=tmp_path)
