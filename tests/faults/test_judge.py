@@ -117,7 +117,7 @@ def test_what_a_failing_judge_does_not_say_is_masked_and_counted_and_is_judged_o
 def result(tmp_path: Path) -> Path:
     """An evaluation of a task for each fault and one more, each answered four times; its own metric gave 0.5 to all."""
     info = BenchmarkInfo(description="f", splits=("test",), metrics=("rules",), source="here", licence="MIT")
-    header = Header(model="m", k=len(ANSWERS), pass_at=(), rules={}, settings={}, benchmarks={"facts": info},
+    header = Header(model="m", k=len(ANSWERS), rules={}, settings={}, benchmarks={"facts": info},
                     versions={}, plugins=[])  # fmt: skip
     partial = PartialResults(tmp_path / "results.json", header)
     for fault in ("none", *FAULTS):

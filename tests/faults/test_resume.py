@@ -158,7 +158,7 @@ def test_a_checkpoint_of_other_data_is_refused_even_where_the_manifest_agrees(wo
 
 OTHER_TASKS = (
     r"which differs in: settings\.tasks_sha256\.arithmetic, benchmarks\.arithmetic\.params\.seed was 1, is 99; remove "
-    r"the file or choose another evaluate\.out$"
+    r"the file or choose another run\.out$"
 )
 
 

@@ -179,7 +179,7 @@ from ramet.errors import InfraError
 from ramet.evaluate.partial import PartialResults
 
 def run(resolved):
-    hot = resolved.config.evaluate.sampling.temperature
+    hot = resolved.config.evaluate.sampling["temperature"]
     if hot == 2:
         raise InfraError("down")
     file = Path(os.environ["SWEEP_OUT"], f"{resolved.config.run.name}.json")

@@ -276,13 +276,13 @@ def test_other_changes_need_permission_and_are_recorded(
         run(compose(hotter, job="eval"))
     assert str(caught.value) == (
         f"{tmp_path}/measured/results.json.partial.jsonl holds an unfinished evaluation that differs in: "
-        "evaluate.sampling.temperature was None, is 0.9; undo that, remove the file or choose another run.out, or set "
-        "run.allow_config_change=true"
+        "evaluate.sampling.temperature was (absent), is 0.9; undo that, remove the file or choose another run.out, or "
+        "set run.allow_config_change=true"
     )
     run(compose([*hotter, "run.allow_config_change=true"], job="eval"))
     assert results_of(tmp_path)["settings"]["changes"] == [
         "run.allow_config_change was False, is True",
-        "evaluate.sampling.temperature was None, is 0.9",
+        "evaluate.sampling.temperature was (absent), is 0.9",
     ]
 
 
