@@ -13,7 +13,7 @@ from ramet.rollout.tools.stats import ToolStats, tool_metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Of one worker since it was asked last, `seconds` ago."""
+    """What one worker has counted since it was asked last, `seconds` ago."""
 
     tools: dict[str, ToolStats]
     engine: dict[str, float]

@@ -30,7 +30,7 @@ class Rollouts(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Of one engine; all are equal."""
+        """Description of one engine; all are equal."""
         ...
 
     def group_size(self, plan: RolloutPlan) -> int:
@@ -57,7 +57,7 @@ class Rollouts(Protocol):
         ...
 
     async def metrics(self) -> dict[str, float]:
-        """Of all rollouts since the last call, with what tools and engines did for them."""
+        """Return the metrics of all rollouts since the last call, with what tools and engines did for them."""
         ...
 
     def uncounted(self) -> AbstractAsyncContextManager[None]:
@@ -67,7 +67,7 @@ class Rollouts(Protocol):
         ...
 
     def progress(self) -> RolloutProgress:
-        """Of the calls of `run` that have not returned; from any thread. May be a second old."""
+        """Return the progress of the calls of `run` that have not returned; from any thread. May be a second old."""
         ...
 
     async def close(self) -> None: ...
@@ -100,7 +100,7 @@ class Backend(Protocol):
 
     @property
     def services(self) -> RunServices:
-        """For components that run in the driver."""
+        """Services for components that run in the driver."""
         ...
 
     async def sync_weights(self, version: int) -> None:

@@ -130,7 +130,7 @@ class LocalRollouts:
         )
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """As the engine's; its replies must be by these weights from now on. Raises as `expect`."""
+        """Give the engine these weights, by which its replies must be from now on. Raises what `expect` raises."""
         self.expect(version)
         await self.engine.update_weights(weights, version)
 
@@ -154,7 +154,7 @@ class LocalRollouts:
         self.take_counts()
 
     def take_counts(self) -> Counts:
-        """Of tools and engine, since the last call."""
+        """Return what tools and engine counted since the last call."""
         now = time.monotonic()
         since, self._counted_at = self._counted_at, now
         engine = dict(self.engine.metrics())

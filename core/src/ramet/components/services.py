@@ -22,7 +22,7 @@ class Limiters(Protocol):
 
 @dataclass(slots=True)
 class LocalLimiters:
-    """For runs within one process, and inside the process that holds them for all others."""
+    """Limiters for runs within one process, and inside the process that holds them for all others."""
 
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class RunServices:
     limiters: Limiters = field(default_factory=LocalLimiters)
 
     def of(self, component: str) -> Services:
-        """For one component, as the configuration names it: `tools.search`."""
+        """Return the services of one component, by the name that the configuration has for it: `tools.search`."""
         return _ComponentServices(self.folder / component, self.seed, self.limiters)
 
 

@@ -81,7 +81,7 @@ class McpConfig:
 
     @property
     def name(self) -> str:
-        """For messages: command or address, without passwords."""
+        """Command or address for messages, without passwords."""
         return hide(shlex.join(self.command) if self.command else self.url or "")[:120]
 
 

@@ -374,7 +374,7 @@ class GroupScheduler:
             self._start(prefix.begin(self._key(path), self.job.prompt))
 
     def _new_path(self) -> BranchPath:
-        """Of the next rollout that is no fork."""
+        """Return the path of the next rollout that is not a fork."""
         self._n_roots += 1
         return (self.context.plan.root(self._n_roots - 1),)
 

@@ -113,7 +113,7 @@ class JobMaker:
         return prompt_segment(made, self._encoder)
 
     def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
-        """Those that leave room for a turn within the limits, which may be others than when they were played."""
+        """Return the prefixes with room for a turn within the limits, which may differ from when they were played."""
         if stored is None or not self._takes_prefixes:
             return ()
         config = self._config

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutProgress:
-    """Of the calls of `run` that have not returned yet."""
+    """Progress of the calls of `run` that have not returned yet."""
 
     total: int = 0  # rollouts, forks included
     done: int = 0
@@ -29,7 +29,7 @@ class RolloutProgress:
 
 @dataclass(slots=True, eq=False)
 class RunCounts:
-    """Of one call of `run`. The event loop counts."""
+    """Counts of one call of `run`, made by the event loop."""
 
     total: int = 0
     done: int = 0

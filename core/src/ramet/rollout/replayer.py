@@ -80,7 +80,10 @@ class _RecordedTurn(RolloutTurn):
         return self._recorded.turns[turn].generation or self._generation(stop)
 
     def _generation(self, stop: Sequence[str]) -> Generation:
-        """Of a stored prefix, whose record has tokens and text. A turn that the token limit ended was the last."""
+        """Return the generation of a stored prefix's turn, whose record has tokens and text.
+
+        A turn that the token limit ended was the last.
+        """
         sampled = self.live.sampled_in_turn
         text = "".join(segment.text for segment in sampled)
         finished = bool(sampled) and sampled[-1].token_ids[-1] in self.context.encoder.eos_ids

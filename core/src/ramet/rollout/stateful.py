@@ -40,7 +40,7 @@ def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
 
 
 def tool_components(tools: Mapping[str, tuple[Tool, ToolConfig]]) -> tuple[StatefulComponent, ...]:
-    """Those of these tools that hold states, by the first of the tools that share one."""
+    """Return the tools that hold states; tools that share an owner are one component, named by the first."""
     found: dict[int, StatefulComponent] = {}
     for name, (tool, config) in tools.items():
         owner = getattr(tool, "state_owner", tool if is_stateful(tool) else None)

@@ -45,7 +45,7 @@ class EventLoopMonitor:
         self._timer = loop.call_later(self.interval_s, self._on_timer, loop)
 
     def stuck_s(self) -> float:
-        """For how long the loop has been blocked. To be called from another thread."""
+        """Return for how long the loop has been blocked. Call it from another thread."""
         return time.monotonic() - self._last
 
     def where(self) -> str:

@@ -235,11 +235,11 @@ class RolloutWorker:
         return fork_problems(self.stateful, self.branch_policy) if plan.branch else []
 
     def metrics(self) -> dict[str, float]:
-        """Of the rollouts and tools since the last call."""
+        """Return the metrics of rollouts and tools since the last call."""
         return {**self._metrics.take(), **tool_metrics(self.take_tool_stats())}
 
     def progress(self) -> RolloutProgress:
-        """Of the calls of `run` that have not returned; from any thread."""
+        """Return the progress of the calls of `run` that have not returned; from any thread."""
         return self._progress.progress()
 
     def take_tool_stats(self) -> dict[str, ToolStats]:

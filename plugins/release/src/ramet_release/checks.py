@@ -9,7 +9,7 @@ from ramet_release.internals import Capability, Config, OldLogprobs, Tags
 
 
 def protocol_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: Sequence[str]) -> list[str]:
-    """Of the turn protocol; `stateful` names what holds states."""
+    """List problems of the turn protocol; `stateful` names what holds states."""
     problems = []
     if not isinstance(step, Tags):
         problems.append(
@@ -30,7 +30,7 @@ def protocol_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: 
 
 
 def training_problems(config: Config, capabilities: frozenset[Capability]) -> Iterator[str]:
-    """Of the run; `capabilities` are its engine's."""
+    """Yield problems of the run; `capabilities` are its engine's."""
     who = f"branch_policy={config.branch_policy.name}"
     if Capability.TOP_LOGPROBS not in capabilities:
         yield (

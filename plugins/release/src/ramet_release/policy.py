@@ -59,7 +59,7 @@ class LockstepPolicy(ABC):
         return min(budget, max(1, budget // 2) if self.initial_rollouts is None else self.initial_rollouts)
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        """As every branch policy is asked before a run starts; forks are decided in rounds, by `branches`.
+        """Start the roots; called before a run starts, as for every branch policy. `branches` decides forks, in rounds.
 
         Raises `ConfigError` if more rollouts are to start than there is budget.
         """

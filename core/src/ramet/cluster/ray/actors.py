@@ -110,7 +110,7 @@ class RolloutActor(Actor):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """As `_check_failure`, where the engine is asked itself: it may have died since it played."""
+        """Call `_check_failure` if the block raises `InfraError`: the engine may have died since it played."""
         try:
             yield
         except InfraError:

@@ -52,7 +52,7 @@ class SlotRequest:
 
     @property
     def resources(self) -> list[dict[str, float]]:
-        """Of each bundle, as Ray wants it."""
+        """Resources of each bundle, as Ray wants them."""
         one = {"CPU": self.cpus} | ({"GPU": float(self.gpus)} if self.gpus else {})
         return [dict(one) for _ in range(self.bundles)]
 
@@ -90,7 +90,7 @@ class WorkerPlacement:
         return [request for request in (policy, engines) if request.bundles]
 
     def policy_slot(self, rank: int) -> PlacementSlot:
-        """Of a rank by its slot's number. After `reserve`."""
+        """Return the slot of a rank. Call it after `reserve`."""
         return PlacementSlot(
             self.groups[0], self._bundle(rank), self._cpus, float(self.uses_gpus), self._rank_threads[rank]
         )
@@ -167,7 +167,7 @@ class WorkerPlacement:
         return f"cluster: no room for {who} workers: they ask for {amounts}; {why}. {self._advice()}"
 
     def _advice(self) -> str:
-        """Of what can be lowered or set here."""
+        """Return a sentence that says what can be lowered or set here."""
         counts = {
             "cluster.policy_workers": self._ranks,
             "cluster.rollout_workers": self._engines,

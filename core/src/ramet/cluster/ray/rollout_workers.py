@@ -109,7 +109,7 @@ class RolloutWorkers:
             await self._notify()
 
     async def _call_each(self, method: str) -> None:
-        """Of every engine, at once; those that are lost are replaced."""
+        """Call a method of all workers at once; workers that are lost are replaced."""
 
         async def call(worker: RayWorker) -> None:
             try:
@@ -129,7 +129,7 @@ class RolloutWorkers:
         return able
 
     async def counts(self) -> list[Counts]:
-        """Of tools and engines, since the last call; those of a lost worker are lost."""
+        """Return what tools and engines counted since the last call; the counts of a lost worker are lost."""
         found = []
         for worker in self.dispatcher.workers:
             try:

@@ -174,7 +174,7 @@ def _signal_handler_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _variables_set(variables: dict[str, str]) -> Iterator[None]:
-    """For the processes that are started inside."""
+    """Set environment variables for the processes that are started inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -80,8 +80,9 @@ class Broadcaster:
 
 
 def unwritten(weights: Iterable[Named], limit: int) -> Iterator[dict[str, Any]]:
-    """For each chunk of vLLM's `packed_ipc_producer`, nothing: all ranks must gather up to the same tensor, or one that
-    writes waits for ever for one whose engine was lost.
+    """Yield an empty entry for each chunk of vLLM's `packed_ipc_producer`.
+
+    All ranks must gather up to the same tensor, or one that writes waits for ever for one whose engine was lost.
     """
     size = 0
     for _, tensor in weights:
@@ -94,7 +95,7 @@ def unwritten(weights: Iterable[Named], limit: int) -> Iterator[dict[str, Any]]:
 
 
 def _exported(weights: Iterable[Named], device: torch.device, limit: int) -> Generator[dict[str, Any], None, None]:
-    """By vLLM's own classes, through one buffer on this GPU that the engine's worker there maps."""
+    """Yield chunks made by vLLM's own classes, through one buffer on this GPU that the engine's worker there maps."""
     from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_producer
 
     from ramet.engines.vllm.weight_transfer import plain_handle

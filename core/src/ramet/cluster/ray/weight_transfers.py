@@ -132,7 +132,7 @@ class _Streamed:
     async def _each(
         self, targets: Sequence[Target], on_lost: OnLost, call: Callable[[Target], Coroutine[Any, Any, Any]]
     ) -> list[Target]:
-        """Of all at once; those that were not lost."""
+        """Call all targets at once, and return the targets that were not lost."""
 
         async def one(target: Target) -> bool:
             try:
@@ -230,7 +230,7 @@ class BroadcastTransfer(_Streamed):
 
 
 def choose(config: Config, ranks: RayRanks, *, cuda: bool) -> WeightTransfer:
-    """As `engine.params.transfer` says, or by where the engines are."""
+    """Return the transfer that `engine.params.transfer` names, or that suits where the engines are."""
     timeout_s = config.cluster.timeout_s
     match chosen_transfer(config, cuda=cuda):
         case "ipc":

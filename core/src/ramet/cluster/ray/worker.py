@@ -108,8 +108,9 @@ class RayWorker:
 
 
 def variables(own: Mapping[str, str], threads: int | None, settings: Mapping[str, str]) -> dict[str, str]:
-    """Of the process: the actor's own, its threads, and the driver's settings, which win. torch reads its allocator's
-    older variable only where the newer is missing.
+    """Return the process's environment: the actor's own, its threads, and the driver's settings, which win.
+
+    torch reads its allocator's older variable only where the newer is missing.
     """
     given = {name: value for name, value in own.items() if name != ALLOCATOR or OLD_ALLOCATOR not in settings}
     return given | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | dict(settings)

@@ -70,7 +70,7 @@ class RandomBranching:
 
 
 def _expected_calls(group: GroupView) -> float:
-    """Of all started rollouts, if those that run make as many as those that have finished, of which there is one."""
+    """Return the calls of all started rollouts if each makes the mean of those that finished. One must have."""
     made = [sum(len(turn.calls) for turn in one.turns) for one in group.rollouts if one.finished]
     return sum(made) / len(made) * len(group.rollouts)
 

@@ -61,7 +61,7 @@ def ask(
 
 
 def _shown(event: BranchEvent) -> str:
-    """For a message: with entropies as a reader can compare them."""
+    """Return an event for a message, with entropies rounded so that a reader can compare them."""
     if isinstance(event, FirstTokens):
         event = replace(event, entropies=tuple(round(entropy, 3) for entropy in event.entropies))
     return str(event)

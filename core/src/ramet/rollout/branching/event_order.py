@@ -66,7 +66,7 @@ class _PathQueue:
 
 
 class LogicalOrder:
-    """By (turn, phase, branch path), whatever the order of arrival. `last`: the phase of a rollout's last event."""
+    """Order by (turn, phase, branch path), whatever arrives first. `last`: the phase of a rollout's last event."""
 
     def __init__(self, last: Phase = Phase.END) -> None:
         self._last = last

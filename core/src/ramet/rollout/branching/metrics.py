@@ -60,7 +60,7 @@ class BranchMetrics:
 
 
 def first_entropies(rollouts: Iterable[Rollout], k: int) -> list[FirstEntropies]:
-    """Of the first k tokens of each turn; of a turn that several rollouts share, once."""
+    """Return the entropies of the first k tokens of each turn; a turn that several rollouts share counts once."""
     return [
         FirstEntropies(_root(rollout), segments[0].turn, first_of_turn(segments, k))
         for rollout, segments in turns_of(rollouts)
@@ -101,7 +101,7 @@ def _root(rollout: Rollout) -> str:
 
 
 def _changes(begun: Sequence[FirstEntropies]) -> Iterator[float]:
-    """Of each turn after a tool result against the first turn of its root, over the positions that both have."""
+    """Yield the mean change of each later turn against its root's first turn, over the positions that both have."""
     first: Mapping[str, list[float]] = {one.root: one.values for one in reversed(begun) if one.turn == 0}
     for one in begun:
         before = first.get(one.root, ())

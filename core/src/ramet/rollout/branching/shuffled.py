@@ -92,7 +92,7 @@ def _sampled(group: GroupView, depth: int) -> list[Place]:
 
 
 def _another_order(group: GroupView, rng: Random) -> dict[Place, Entropies]:
-    """For each turn after a tool result the entropies of another turn of its depth, each once."""
+    """Give each turn after a tool result the entropies of another turn of its depth, each once."""
     found: dict[Place, Entropies] = {}
     for depth in range(1, max((len(one.turns) for one in group.rollouts), default=0)):
         places = _sampled(group, depth)

@@ -63,7 +63,7 @@ def message_of(text: str) -> str:
 
 
 def _without_arguments(text: str) -> str:
-    """Of the same length, with the JSON objects of calls blank. Tags in what is no JSON stay."""
+    """Return a text of the same length with the JSON objects of calls blank. Tags outside of such JSON stay."""
     if OPENING not in text or (_BEGIN not in text and _END not in text):
         return text
     parts, done = [], 0

@@ -39,7 +39,7 @@ class ChecksTraces(TraceReader, Protocol):
 
 @runtime_checkable
 class ChecksMessages(TemplateFormat, Protocol):
-    """As `ChecksTraces`, for steps that have the chat template's own form."""
+    """A rollout step that does what `ChecksTraces` does, in the chat template's own form."""
 
     def check_message(self, text: str, n_results: int, calls: Sequence[str] = ()) -> TraceCheck:
         """Check an assistant's message that `n_results` results follow. `calls`: tools called apart from its text."""
