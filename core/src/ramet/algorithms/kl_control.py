@@ -49,7 +49,7 @@ class KlPenalty:
 def kl_penalty(
     logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, coef: float, estimator: KlEstimator
 ) -> KlPenalty:
-    """Of `[N, T]` log-probabilities. A rollout without sampled tokens counts with a KL of 0."""
+    """Return the penalty of `[N, T]` log-probabilities. A rollout without sampled tokens counts with a KL of 0."""
     kl = torch.where(mask, kl_estimate(logprobs, ref_logprobs, estimator), 0.0)
     by_rollout = kl.double().sum(1) / mask.sum(1).clamp(min=1)
     return KlPenalty(token_rewards=-coef * kl, kl=float(by_rollout.mean()) if len(by_rollout) else 0.0)

@@ -52,7 +52,7 @@ def logprobs_from_hidden(
     chunk_elements: int = CHUNK_ELEMENTS,
     min_pieces: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """As `logprobs_from_logits`, from hidden states `[n, H]` through the output head, piece by piece.
+    """Compute `logprobs_from_logits` from hidden states `[n, H]` through the output head, piece by piece.
 
     `min_pieces` is for a head whose every call is a collective of ranks: if a rank has fewer, empty ones follow.
     """

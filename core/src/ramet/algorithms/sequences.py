@@ -17,7 +17,7 @@ def unit_sums(values: Tensor, mask: Tensor, units: Tensor) -> Tensor:
 
 
 def unit_means(values: Tensor, mask: Tensor, units: Tensor) -> Tensor:
-    """As `unit_sums`, the mean; 0 for a unit without a masked-in token."""
+    """Return the mean where `unit_sums` has the sum; 0 for a unit without a masked-in token."""
     return unit_sums(values, mask, units) / unit_sums(torch.ones_like(values), mask, units).clamp(min=1)
 
 

@@ -107,7 +107,7 @@ def draw_tasks(prepared: PreparedRun, config: Config, options: Options) -> list[
 async def _compare(
     config: Config, prepared: PreparedRun, tasks: Sequence[Task], options: Options
 ) -> tuple[list[Row], Agreement]:
-    """By the workers that a training run would start, before its first update."""
+    """Compare with the workers that a training run would start, before its first update."""
     with tempfile.TemporaryDirectory(prefix="ramet-check-") as folder:
         async with open_backend(
             config,

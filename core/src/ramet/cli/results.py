@@ -126,7 +126,7 @@ def run_judge(arguments: Sequence[str]) -> int:
 
 
 def _agreement_cells(named: Mapping[str, Verdicts]) -> TextTable:
-    """Of every two judges; `rules` is the main metric of the evaluation itself."""
+    """Return a table with a row for every two judges; `rules` is the main metric of the evaluation itself."""
     rows = []
     for one, other in itertools.combinations(named, 2):
         found = agreement(named[one], named[other])

@@ -102,7 +102,7 @@ def _run(point: Point) -> None:
 
 
 def _show_results(measured: Path) -> None:
-    """Of evaluations: the scores of all points that ended well in one table, and what sets each of them apart."""
+    """Print the scores of all evaluations that ended well in one table, and the overrides that set each apart."""
     found = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
     if not found:
         return

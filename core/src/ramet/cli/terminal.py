@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def parse_intermixed_args(self, *given: Any, **named: Any) -> Any:
-        """As argparse's, unless `asked_parser` asks for the parser itself."""
+        """Parse as argparse does, unless `asked_parser` asks for the parser itself."""
         if _asked.get():
             raise _Asked(self)
         return super().parse_intermixed_args(*given, **named)

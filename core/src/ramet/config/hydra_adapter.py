@@ -301,7 +301,7 @@ def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:
 
 
 def user_layers(choices: Sequence[str]) -> list[Layer]:
-    """Those of `layers_of` that are files of the user's folders. Ramet's own, in its repository, are not."""
+    """Return the layers of `layers_of` that are files of the user's folders, which Ramet's own recipes are not."""
     shipped = shipped_recipes()
     found = [one for one in layers_of(choices)[0] if one.provider in (OWN, CHOSEN_FOLDER)]
     return [one for one in found if shipped is None or not one.file.resolve().is_relative_to(shipped.resolve())]

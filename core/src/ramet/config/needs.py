@@ -19,7 +19,7 @@ def needs_of(text: str) -> list[str]:
 
 
 def missing(needs: Iterable[str]) -> list[str]:
-    """Those that are not installed, as pip takes them; of `name[a,b]` the extras that are not."""
+    """Return the needs that are not installed, as pip takes them; of `name[a,b]` the extras that are not."""
     lacking = []
     for need in needs:
         found = _NEED.fullmatch(need)
@@ -50,7 +50,7 @@ def extras_of(name: str) -> dict[str, list[str]]:
 
 
 def _is_installed(name: str) -> bool:
-    """As a distribution, or as a package that can be imported: builds for other hardware have names of their own."""
+    """Check for a distribution or an importable package: builds for other hardware have names of their own."""
     try:
         distribution(name)
     except PackageNotFoundError:

@@ -152,7 +152,7 @@ class Layers:
 
 
 def text_of(value: Any) -> str:
-    """As it would be written on the command line."""
+    """Return a value as it would be written on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

@@ -21,7 +21,7 @@ MAX_FIELDS = 40  # of one struct; more would fill the screen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Of prompts, in the unit that they were counted in."""
+    """Lengths of prompts, in the unit that they were counted in."""
 
     least: int
     median: int

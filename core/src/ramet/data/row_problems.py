@@ -33,7 +33,7 @@ def grouped(problems: Iterable[RowProblem], shown: int = SHOWN_ROWS) -> list[str
 
 
 def in_row_order(problems: Iterable[RowProblem]) -> list[RowProblem]:
-    """By file, then by row; those of one row stay as they are."""
+    """Sort by file, then by row; problems of one row keep their order."""
     return sorted(problems, key=lambda problem: (problem.file, problem.row))
 
 

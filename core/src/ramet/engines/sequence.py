@@ -108,7 +108,7 @@ class RunningSequence:
         return self.versions + array("i", [version]) * (len(self.sampled) - len(self.versions))
 
     def first_report(self) -> FirstReport:
-        """Of the first k sampled tokens, or of all if there are fewer. Their entropies must have been read."""
+        """Report the first k entropies, or all if there are fewer tokens. They must have been read."""
         k = self.request.first_tokens
         return FirstReport(request=self.request.id, entropies=tuple(self.entropies[:k]))
 

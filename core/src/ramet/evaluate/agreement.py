@@ -35,7 +35,7 @@ class Verdicts:
         self.add(line["benchmark"], line["task"], line["scores"], asked)
 
     def of(self, benchmark: str, task: str) -> Mapping[str, float]:
-        """By rollout."""
+        """Return the scores of a task by rollout."""
         return self._scores.get((benchmark, task), {})
 
     def asked(self, benchmark: str, task: str) -> Sequence[ChatExchange]:
@@ -47,7 +47,7 @@ class Verdicts:
         return sum(map(len, self._asked.values()))
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """As JSON, in a fixed order."""
+        """Yield the verdicts as JSON, in a fixed order."""
         for (benchmark, task), scores in sorted(self._scores.items()):
             asked = [plain(asdict(one)) for one in self.asked(benchmark, task)]
             yield {"benchmark": benchmark, "task": task, "scores": scores, "asked": asked}
@@ -80,7 +80,7 @@ def read_judge(file: Path) -> tuple[dict[str, Any], Verdicts]:
 
 
 def judge_files(file: Path) -> Iterator[Path]:
-    """Of the results `file`, those that judges wrote."""
+    """Yield the files beside the results `file` that judges wrote."""
     yield from sorted(file.parent.glob(f"{file.name.removesuffix('.json')}{JUDGES}*.json"))
 
 
@@ -114,7 +114,7 @@ def _with_scores(task: Mapping[str, Any], metric: str, scores: Mapping[str, floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeAgreement:
-    """Of two judges, over the rollouts that both judged; right is a score of 1."""
+    """Agreement of two judges, over the rollouts that both judged; right is a score of 1."""
 
     n: int
     both_right: int
@@ -125,7 +125,7 @@ class JudgeAgreement:
 
     @property
     def share(self) -> float | None:
-        """Of rollouts with the same verdict; None: there is none."""
+        """Share of rollouts with the same verdict; None where both judges judged none."""
         return (self.both_right + self.both_wrong) / self.n if self.n else None
 
     @property

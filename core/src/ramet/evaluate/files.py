@@ -69,7 +69,7 @@ def load_results(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """As `read_summary`, with `tasks` in each entry of `results`, as in files of schema 1."""
+    """Read what `read_summary` reads, with `tasks` in each entry of `results`, as in files of schema 1."""
     body = read_summary(path)
     if body["schema"] == 1:
         return body
@@ -126,7 +126,7 @@ def read_rollouts(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Gro
 
 
 def read_groups(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Group]]:
-    """As `read_rollouts`, without the scores: what a judge is given."""
+    """Yield what `read_rollouts` yields without the scores: what a judge is given."""
     for benchmark, record in read_rollouts(out, body):
         yield benchmark, Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts))
 

@@ -73,7 +73,7 @@ def differences(found: Mapping[str, Any], header: Header) -> Differences:
 
 
 def _is_safe(key: str, before: Any, after: Any) -> bool:
-    """As for the directory of a run, in which several evaluations may write files of their own."""
+    """Check a change by the rule for a run's directory, in which several evaluations may write files of their own."""
     if key.startswith("evaluate."):
         return key == "evaluate.k" and after > before
     return is_safe("eval", key, before, after)

@@ -161,7 +161,7 @@ class _Pass:
         return self._finish(own)
 
     async def _judge(self, benchmark: str, group: Group) -> None:
-        """Those of the task's rollouts that have no verdict yet."""
+        """Judge the task's rollouts that have no verdict yet."""
         known = self._verdicts.of(benchmark, group.task.id)
         left = tuple(one for one in group.valid if known.get(one.id) is None)
         if not left:
@@ -233,6 +233,6 @@ class _Pass:
 
 
 async def verdicts_of(reward: WeightedReward, group: Group) -> dict[str, float]:
-    """By rollout; those that it judged."""
+    """Return the reward's verdicts by rollout, of the rollouts that it judged."""
     scored = await Scorer([reward]).score(group, leave_out=False)
     return {one.rollout.id: one.parts[reward.name] for one in scored.rollouts if one.reward is not None}

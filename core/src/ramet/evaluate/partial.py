@@ -117,12 +117,12 @@ class PartialResults:
         return tuple(range(k)) if result is None else result.missing(self.header.benchmarks[benchmark].metrics[0], k)
 
     def to_play(self, benchmark: str, task: str) -> tuple[int, ...]:
-        """Those of the missing ones that are to be played, again or for the first time: all but the `unjudged`."""
+        """Return the missing rollouts that are to be played, again or for the first time: all but the `unjudged`."""
         unjudged = self._unjudged(benchmark, task)
         return tuple(number for number in self.missing(benchmark, task) if number not in unjudged)
 
     def unjudged(self, benchmark: str) -> Iterator[Group]:
-        """By task, the rollouts that were played and recorded, and not judged."""
+        """Yield by task the rollouts that were played and recorded, and not judged."""
         for key in [key for key in self._found.tasks if key[0] == benchmark]:
             if numbers := self._unjudged(*key):
                 _, record = self._found.of(key)

@@ -236,7 +236,7 @@ def stored_benchmark(body: Mapping[str, Any], name: str, given: _Given) -> Bench
 
 
 def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[str]:
-    """By benchmark: metrics whose mean changed, and rollouts whose scores did."""
+    """List by benchmark the metrics whose mean changed, and the rollouts whose scores did."""
     words = []
     before = {one["name"]: one for one in body["results"]}
     for one in found:

@@ -37,7 +37,7 @@ class BenchmarkResult:
     ends: RolloutEnds
 
     def reasons_missing(self) -> list[str]:
-        """Of every rollout without a score in the main metric, why."""
+        """Return why each rollout without a score in the main metric has none."""
         rollouts = (rollout for task in self.tasks for rollout in task.rollouts)
         found = (rollout.why_missing(self.metrics[0].metric) for rollout in rollouts)
         return [reason for reason in found if reason is not None]
@@ -47,7 +47,7 @@ class BenchmarkResult:
         return f"{self.n_judged} of {self.n_rollouts} judged"
 
     def body(self) -> dict[str, Any]:
-        """As an entry of `results` in a file, with its tasks."""
+        """Return the entry of `results` in a file, with its tasks."""
         body: dict[str, Any] = plain({**as_object(self), "judged": self.judged})
         return body
 
@@ -64,7 +64,7 @@ class BenchmarkResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Of an evaluation whose tasks are in its partial file, without their texts (`TaskResult.without_texts`)."""
+    """Results of an evaluation whose tasks are in its partial file, without texts (`TaskResult.without_texts`)."""
 
     header: Header
     benchmarks: tuple[BenchmarkResult, ...] = field(default=())

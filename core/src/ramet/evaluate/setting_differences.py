@@ -27,7 +27,7 @@ class SettingDifference:
 
 
 def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[SettingDifference]:
-    """Of two results files: k, sampling, rollout step, tools and limits, those of the benchmarks that both have.
+    """List what differs between two results files in k, sampling, rollout step, tools and limits of shared benchmarks.
 
     What cannot alter a score is left out, and what belongs to the model: its files, template, engine and hardware; that
     it was chosen on the very tasks is listed.
@@ -48,7 +48,7 @@ def _chosen_by(body: Mapping[str, Any], benchmark: str) -> Any:
 
 
 def _rule_differences(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Those of a benchmark, each value of its sampling for itself."""
+    """Return the rules of a benchmark on both sides, each value of its sampling for itself."""
     if not before or not after:
         return []
     flat = [
@@ -58,7 +58,7 @@ def _rule_differences(name: str, before: Mapping[str, Any], after: Mapping[str, 
 
 
 def _configured(before: str, after: str, benchmarks: set[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Of the two configurations. Options of a tool or step that only one has are not listed: it is named alone."""
+    """Yield what the configurations differ in. Of a tool or step that only one has, no options are listed."""
     changes = {key: (a, b) for key, a, b in config_differences(before, after) if _counts(key, a, b, benchmarks)}
     tools = [stored_names(text, "tools") for text in (before, after)]
     for name in sorted(tools[0] ^ tools[1]):
@@ -87,5 +87,5 @@ def _config(body: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """As YAML and JSON write it; a text without quotation marks."""
+    """Return a value as JSON writes it; a text without quotation marks."""
     return value if isinstance(value, str) else json.dumps(value)

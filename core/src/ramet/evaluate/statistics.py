@@ -124,7 +124,7 @@ def _vote(row: Sequence[float | None], answers: Sequence[str | None]) -> float |
 
 
 def powers_of_two(k: int) -> list[int]:
-    """Those up to k, and k."""
+    """Return the powers of two up to k, and k."""
     return sorted({2**i for i in range(k.bit_length()) if 2**i <= k} | {k})
 
 

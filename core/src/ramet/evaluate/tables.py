@@ -175,7 +175,7 @@ def end_shares(one: Mapping[str, Any]) -> list[str]:
 
 
 def without_answers(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of benchmarks most of whose rollouts have no answer, which explains a low score."""
+    """Yield a line for each benchmark most of whose rollouts have no answer, which explains a low score."""
     for one in results:
         ends = one.get("ends") or {}
         n, without = sum(ends.values()), sum(ends.get(name, 0) for name in ("cut", "unanswered"))
@@ -185,7 +185,7 @@ def without_answers(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _chosen_here(body: Mapping[str, Any]) -> Iterator[str]:
-    """Of benchmarks on whose tasks a validation chose the model."""
+    """Yield a line for each benchmark on whose tasks a validation chose the model."""
     selection = body.get("settings", {}).get(SELECTION) or {}
     for name in selection.get("benchmarks", ()):
         how = f"{selection['metric']} chose this checkpoint (step {selection['step']}) on these tasks"
@@ -198,7 +198,7 @@ def _caption(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_of_judge(metric: Mapping[str, Any]) -> bool:
-    """Of `ramet judge`."""
+    """Check whether a metric was written by `ramet judge`."""
     return str(metric["metric"]).startswith("judge-")
 
 

@@ -73,7 +73,7 @@ def random_sequences(vocab_size: int) -> list[SampleSequence]:
 
 
 def logprobs(model: PreTrainedModel, sequences: Sequence[SampleSequence], temperature: float) -> Tensor:
-    """Of all compared tokens, sequence after sequence: [tokens], float32."""
+    """Return log-probabilities of all compared tokens, sequence after sequence: [tokens], float32."""
     found = []
     with torch.no_grad():
         for sequence in sequences:
@@ -105,7 +105,7 @@ def different_weights(before: PreTrainedModel, after: PreTrainedModel) -> list[s
 
 
 def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
-    """As `different_weights`."""
+    """Return the names that `different_weights` returns, for tensors by name."""
     return sorted(
         name
         for name in left.keys() | right.keys()

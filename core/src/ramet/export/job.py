@@ -87,7 +87,7 @@ def export_run(
 def export_adapter(
     run: Path, out: Path, *, step: int | None = None, model: Path | None = None, trust_remote_code: bool = False
 ) -> Exported:
-    """As `export_run`, but only the adapter of a run with `policy.lora_rank`, in float32; peft also needs the base.
+    """Export only the adapter of a run with `policy.lora_rank`, in float32; peft also needs the base.
 
     Raises as `export_run`.
     """
@@ -243,7 +243,7 @@ def load_adapted(config: ModelConfig, folder: Path) -> PreTrainedModel:
 
 
 def _comparable(config: ModelConfig) -> ModelConfig:
-    """As `build_model` computes: flash attention rounds otherwise."""
+    """Return the configuration with the attention of `build_model`: flash attention rounds otherwise."""
     attention = Attention.EAGER if config.attention is Attention.EAGER else Attention.SDPA
     return dataclasses.replace(config, attention=attention)
 

@@ -24,7 +24,7 @@ def visible_lines(text: str) -> Iterator[str]:
 
 
 def visible(text: str) -> str:
-    """As `visible_lines`, in one text."""
+    """Return `visible_lines` in one text."""
     return "\n".join(visible_lines(text))
 
 
@@ -66,7 +66,7 @@ def json_fault(value: Any) -> str | None:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """For `json.dumps(…, default=as_object)`: a dataclass is written as an object of its fields, as `asdict` has it.
+    """Return a dataclass as a dict of its fields, for `json.dumps(…, default=as_object)`.
 
     Without the copies that `asdict` makes of everything in it. Raises `TypeError` for anything else.
     """

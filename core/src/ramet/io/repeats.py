@@ -44,7 +44,7 @@ def log(
 
 
 def kind_of(record: logging.LogRecord) -> str | None:
-    """Of a record that `log` made."""
+    """Return the kind of a record that `log` made; None for other records."""
     kind: str | None = getattr(record, _KIND, None)
     return kind
 

@@ -23,7 +23,7 @@ def is_live(stream: TextIO) -> bool:
 
 
 def erase_at_once() -> None:
-    """For signal handlers, which may write nothing through a stream: leave the line's place empty."""
+    """Erase the lines from a signal handler, which may write nothing through a stream."""
     for descriptor in list(_shown):
         with contextlib.suppress(OSError):
             os.write(descriptor, ERASE.encode())

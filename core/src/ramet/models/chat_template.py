@@ -155,7 +155,7 @@ class ChatTemplate:
 
 
 def _in_json(text: str) -> str:
-    """As templates with `tojson` write it, without the quotes."""
+    """Return a text as templates with `tojson` write it, without the quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

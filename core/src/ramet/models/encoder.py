@@ -93,7 +93,10 @@ class Encoder:
         return sum(len(self._chat.findall(message.content)) for message in messages)
 
     def _neutral(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> array[int]:
-        """As `prompt`, with chat markup in the messages spelled out. The template is given a placeholder for each."""
+        """Return the ids that `prompt` returns, with chat markup in the messages spelled out.
+
+        The template is given a placeholder for each.
+        """
         fence, end, spelled = "\ue000", "\ue001", list[str]()
         while any(fence in message.content for message in messages):
             fence += "\ue000"

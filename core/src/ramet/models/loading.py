@@ -135,7 +135,7 @@ def _described(config: ModelConfig) -> PretrainedConfig:
 
 
 def model_without_weights(config: ModelConfig) -> PreTrainedModel:
-    """As `load_model`, with all parameters on the meta device; buffers are in host memory. Raises `ConfigError`."""
+    """Build the model with all parameters on the meta device and buffers in host memory. Raises `ConfigError`."""
     try:
         described = _described(config)
         with init_empty_weights(include_buffers=False):

@@ -44,7 +44,7 @@ class WeightFiles:
         return all(shape and self.shapes.get(name) == shape for name, shape in shapes.items())
 
     def rows(self, wanted: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Tensor]]:
-        """By name, the rows `start` to `end` along the first axis, in the files' type; each file is opened once."""
+        """Yield names with rows `start` to `end` of the first axis, in the files' type; each file is opened once."""
         by_file: dict[Path, list[str]] = {}
         for name in wanted:
             by_file.setdefault(self._files[name], []).append(name)

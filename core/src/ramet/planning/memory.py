@@ -71,7 +71,7 @@ class MemoryPlan:
 
     @property
     def need(self) -> int:
-        """Of the device that needs most; on a CPU of all processes together."""
+        """Bytes that the device that needs most needs; on a CPU those of all processes together."""
         if self.inputs.machine.cuda:
             return max(device.need for device in self.devices)
         return self.host + sum(device.need * device.devices.count for device in self.devices)

@@ -139,7 +139,7 @@ def _as_training(config: Config, machine: Machine) -> Config:
 
 
 def sft_state(inputs: SftInputs) -> dict[str, int]:
-    """Of one rank, on its device or, offloaded, in host memory.
+    """Return the bytes of one rank, on its device or, offloaded, in host memory.
 
     `none`, `fsdp`: as the policy's. DeepSpeed: weights c P for the passes and, with ZeRO-2 and 3, 4 P that AdamW steps,
     gradients c P, moments 8 P. Spread over W are, with ZeRO-2, all but the weights of the passes; with ZeRO-3 all.

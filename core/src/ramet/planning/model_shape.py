@@ -51,7 +51,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> tuple[Shape, ...]:
-        """Of the whole model."""
+        """Shapes of all parameters of the model."""
         return self.block * self.layers + self.outside
 
     @property

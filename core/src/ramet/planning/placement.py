@@ -147,7 +147,7 @@ def plan_devices(config: Config, machine: Machine, *, trains: bool = True) -> De
 
 
 def shards_in_words(config: Config, machine: Machine) -> str:
-    """As `cluster.check.shards_over_nodes`, with ranks on nodes that are full; empty where nodes are not known."""
+    """Say what `cluster.check.shards_over_nodes` says, with ranks on full nodes; empty where nodes are not known."""
     if not machine.cuda or machine.devices is None or machine.nodes is None:
         return ""
     each = machine.devices // machine.nodes

@@ -27,7 +27,7 @@ class Chunks:
 
 
 def chunks(sizes: Iterable[int]) -> Chunks:
-    """Of tensors of so many bytes, in order."""
+    """Lay out tensors of so many bytes, in order."""
     places: list[tuple[int, int]] = []
     ends: list[int] = []
     for size in sizes:

@@ -128,7 +128,7 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapters(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """As `adapter_weights`, from a `state_dict` or from a part of one, as in a checkpoint."""
+    """Yield what `adapter_weights` yields from a `state_dict` or from a part of one, as in a checkpoint."""
     for name, tensor in state.items():
         if name.endswith((FACTOR_A, FACTOR_B)):
             yield f"{PEFT}{name.removesuffix('default.weight')}weight", full_tensor(tensor)

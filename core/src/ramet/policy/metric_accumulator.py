@@ -72,7 +72,7 @@ class MetricAccumulator:
         self._counts[name] += 1
 
     def result(self, *, include: bool = True) -> dict[str, float]:
-        """Of all ranks together, on rank 0; empty on others. `include` False: another rank had the same tokens."""
+        """Return all ranks' metrics on rank 0; empty on others. `include` False: another rank had the same tokens."""
         parts = gather_on_first(self._own() if include else RankMetrics())
         if parts is None:
             return {}

@@ -54,7 +54,7 @@ MAX_BAD_STEPS = 3  # updates in a row that are not finite: then the run stops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one optimiser step, over all ranks. Not finite: weights and optimiser are as before."""
+    """Outcome of one optimiser step, over all ranks. Not finite: weights and optimiser are as before."""
 
     finite: bool
     loss: float

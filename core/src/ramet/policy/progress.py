@@ -22,7 +22,7 @@ class PassProgress:
 
 
 class PassCounter:
-    """Of one rank. `now` is None while nothing is computed."""
+    """Counter of one rank's passes. `now` is None while nothing is computed."""
 
     def __init__(self) -> None:
         self.now: PassProgress | None = None

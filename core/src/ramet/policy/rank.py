@@ -235,7 +235,10 @@ class PolicyRank:
         return self.spec.temperature, entropy
 
     def _old_logprobs(self, rows: Sequence[Row], computed: frozenset[int], *, n_steps: int) -> Sequence[Floats] | None:
-        """For the rows that are computed; the others' are never read. None: the policy's own, before its only step."""
+        """Return the old log-probabilities of the computed rows; the others' are never read.
+
+        None: the policy's own, before its only step.
+        """
         if self.spec.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
         if n_steps <= 1:

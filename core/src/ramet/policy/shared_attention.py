@@ -111,7 +111,7 @@ class SharedPass:
         self._blocks: BlockMask | None = None
 
     def masks(self, dtype: torch.dtype) -> list[Tensor | None]:
-        """Of each call, what is added to the scores, `[n or 1, 1, Q, K]` of the type of the queries; None: causal.
+        """Return what each call adds to the scores, `[n or 1, 1, Q, K]` of the queries' type; None: causal.
 
         SDPA would make such numbers from a mask of truth values in every layer, and keep each for the backward pass.
         """
@@ -140,7 +140,7 @@ def shared_attention(plan: AttentionPlan, device: torch.device) -> dict[str, Any
 
 
 def _under_its_name(own: Callable[..., tuple[Tensor, Any]], name: str) -> Callable[..., tuple[Tensor, Any]]:
-    """For flash-attention, which is loaded by the name that the module's configuration has when it is called."""
+    """Wrap flash-attention, which is loaded by the name that the module's configuration has when it is called."""
 
     def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         return own(_Named(module, name), *args, **kwargs)
@@ -202,7 +202,7 @@ def _attend(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tenso
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend_varlen(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tensor:
-    """As `_attend`, in one call without masks and padding."""
+    """Compute `_attend` in one call without masks and padding."""
     plan = shared.plan
     query = rows[0][: len(plan.results)]
     key, value = (gathered(x, plan.paths) for x in rows[1:])
@@ -212,7 +212,7 @@ def _attend_varlen(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend_flex(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tensor:
-    """As `_attend`, in one call of the row as it is."""
+    """Compute `_attend` in one call of the row as it is."""
     query, key, value = (x[: len(shared.plan.ends)] for x in rows)
     return flex_attention(query, key, value, shared.blocks(), scaling)
 

@@ -80,7 +80,7 @@ def _interval(estimate: Mapping[str, Any]) -> list[float | None]:
 
 
 def _sources(tasks: Sequence[TaskResult], metric: str) -> list[Json]:
-    """By data source, if there are several: the main metric."""
+    """Return the main metric by data source, if there are several."""
     sources = sorted({task.data_source for task in tasks})
     if len(sources) < 2:
         return []

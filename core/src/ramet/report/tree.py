@@ -31,7 +31,7 @@ class Splitter(Protocol):
 
 
 def no_splitter(segment: Segment) -> list[str] | None:
-    """For runs whose tokenizer is not found: entropies are then drawn as bars."""
+    """Split nothing, for runs whose tokenizer is not found: entropies are then drawn as bars."""
     return None
 
 

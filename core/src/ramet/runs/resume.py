@@ -90,7 +90,7 @@ def _refused(found: Changes, *, allow: bool) -> list[str]:
 
 
 def changes(old: RunState, new: RunState) -> Changes:
-    """Of two states of the same job."""
+    """Sort what differs between two states of the same job by what a resume makes of it."""
     job, found = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
     for key, before, after in config_differences(old.config, new.config):
         if _means_the_same(key, before, after):

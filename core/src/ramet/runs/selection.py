@@ -48,7 +48,7 @@ def read_selection(folder: Path) -> Selection | None:
 
 
 def deciding(metric: str, data: Iterable[str]) -> list[str]:
-    """Of the sources of `data.valid`, the benchmarks whose tasks a metric of the validation is made of."""
+    """Return the sources of `data.valid` that are benchmarks whose tasks a validation's metric is made of."""
     benchmarks = [source for source in data if is_benchmark(source)]
     if metric.startswith("valid/reward"):
         return benchmarks

@@ -89,7 +89,7 @@ class StepBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Of this rank's sequences, without padding."""
+        """Number of tokens of this rank's sequences, without padding."""
         return sum(batch.n_tokens for batch in self.micro_batches)
 
     @property
@@ -110,7 +110,7 @@ class StepPacker:
 
     @classmethod
     def of(cls, model: PreTrainedModel, device: torch.device, *, budget: int, world: World) -> StepPacker:
-        """For this model's attention."""
+        """Make a packer for this model's attention."""
         return cls(budget=budget, world=world, cost=attention_cost(model, device), row_cost=row_cost(model, device))
 
     def __call__(self, examples: Sequence[Example]) -> StepBatch:

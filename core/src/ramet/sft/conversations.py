@@ -65,7 +65,7 @@ def read_data(patterns: Sequence[str]) -> SftData:
 
 
 def read_files(files: Sequence[Path]) -> SftData:
-    """As `read_data`, of files that exist."""
+    """Read what `read_data` reads, from files that exist."""
     data, digest = SftData(), hashlib.sha256()
     for file in files:
         before = data.rows

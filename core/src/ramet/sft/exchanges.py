@@ -24,7 +24,7 @@ class Written:
 
     @property
     def calls_as_dicts(self) -> list[dict[str, Any]]:
-        """As chat templates read them."""
+        """Return the calls as chat templates read them."""
         return [{"name": call.name, "arguments": json.loads(call.arguments)} for call in self.calls]
 
 

@@ -65,7 +65,7 @@ def run(resolved: Resolved) -> SftResult:
 
 
 def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopListener, log: RunLog) -> SftResult:
-    """As the only process, which may start others, or as one that torchrun started."""
+    """Run as the only process, which may start others, or as one that torchrun started."""
     config = resolved.config
     with ExitStack() as opened:
         path = world.from_first(lambda: _open(resolved, prepared, opened, log))

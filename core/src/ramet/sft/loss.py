@@ -78,7 +78,7 @@ def _in_pieces(
 def _whole(
     forward: Callable[..., Any], input_ids: Tensor, position_ids: Tensor, predict: Tensor, targets: Tensor
 ) -> CausalLMOutput:
-    """As `_in_pieces`, from all logits of the model's own forward pass."""
+    """Compute `_in_pieces` from all logits of the model's own forward pass."""
     logits: Tensor = forward(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
     logprobs, _entropies = logprobs_from_logits(logits.flatten(0, 1)[predict], targets, 1.0)
     return CausalLMOutput(loss=-logprobs.sum())  # type: ignore[arg-type]

@@ -125,8 +125,9 @@ class _Trainer(Trainer):
         self._progress = progress
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As Trainer's, without its way of deleting old ones, and not after a loss that is not a number: a resume would
-        continue from it. An `OSError` names the checkpoint.
+        """Save as Trainer does, without its way of deleting old ones, and not after a loss that is not a number.
+
+        A resume would continue from it. An `OSError` names the checkpoint.
         """
         self._progress.check_before_save(self.state.global_step)
         folder = Path(str(self.args.output_dir))

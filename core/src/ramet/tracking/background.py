@@ -140,7 +140,7 @@ class BackgroundTracker:
 
 
 def exit_soon(code: int, within_s: float = EXIT_S) -> None:
-    """For a process that does nothing more: end it with this exit code after `within_s` if a tracker hangs, or what a
+    """End a process that does nothing more with this exit code after `within_s` if a tracker hangs, or what a
     plugin called in a thread. Threads of its own and what it registered with `atexit` (wandb does) would keep the
     process for as long as it hangs.
     """

@@ -110,7 +110,7 @@ SFT = Layout(
 
 
 def layout_of(metrics: Mapping[str, float]) -> Layout | None:
-    """Of the training whose step these are; None: of none (a validation alone)."""
+    """Return the layout of the training whose step these are; None for a validation alone."""
     return next((layout for layout in (RL, SFT) if layout.main in metrics), None)
 
 
@@ -138,7 +138,7 @@ def with_sources(columns: Sequence[Column], sources: Sequence[Column]) -> list[C
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """Those that fit `width` characters, in their order: taken by rank, as long as there is room."""
+    """Return the columns that fit `width` characters, in their order: taken by rank, as long as there is room."""
     kept: set[str] = set()
     for column in sorted(columns, key=lambda column: column.rank):
         width -= GAP + column.width

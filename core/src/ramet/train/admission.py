@@ -229,7 +229,7 @@ class AdmittedRollouts:
 
 
 def surely_left_out(signals: Iterable[bool | None], *, size: int, most: int) -> list[bool]:
-    """Of groups in their order, from the first of a step: which are left out, whatever those turn out to be whose
+    """Say which groups are left out, in their order from the first of a step, whatever those turn out to be whose
     signal is not known yet (None). A step takes `size` groups and leaves out the first `most` without signal.
     """
     found: list[bool] = []

@@ -187,8 +187,8 @@ class Loop:
 
     @asynccontextmanager
     async def _unless_a_group_fails(self) -> AsyncIterator[None]:
-        """As soon as a group fails that a later step would take, the run cannot continue: the block is cancelled then,
-        and the group's error raised. A run that is to stop needs no more groups: it saves what it has.
+        """Cancel the block as soon as a group fails that a later step would take, since the run cannot continue then,
+        and raise the group's error. A run that is to stop needs no more groups: it saves what it has.
         """
 
         async def watch() -> None:
@@ -204,7 +204,7 @@ class Loop:
             watching.cancel()
 
     def _store_prefixes(self, step: int, played: PlayedStep) -> dict[str, float]:
-        """For the steps after this one. Returns what this one could start from, as metrics."""
+        """Keep this step's groups for the steps after it. Returns what this one could start from, as metrics."""
         if self.prefixes is None:
             return {}
         metrics = self.prefixes.metrics()

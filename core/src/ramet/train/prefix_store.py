@@ -48,7 +48,7 @@ class PrefixStore:
         return {task.id: self._groups[task.id] for task in tasks if task.id in self._groups}
 
     def copy(self) -> PrefixStore:
-        """As it is now. The groups themselves never change."""
+        """Return a store with the groups of now. The groups themselves never change."""
         copied = PrefixStore(self._max_tokens, self._origin)
         copied._groups, copied._sizes, copied.n_tokens = dict(self._groups), dict(self._sizes), self.n_tokens
         return copied

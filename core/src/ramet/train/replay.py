@@ -99,7 +99,7 @@ class _Source:
 
     @property
     def n_tasks(self) -> int:
-        """Those that it trained on."""
+        """Number of tasks that it trained on."""
         data = self.manifest.data["train"]
         return data.tasks - data.too_long - data.by_difficulty
 
@@ -246,7 +246,7 @@ class _Replay:
 
 
 def largest_difference(one: Path, other: Path) -> float:
-    """Of any parameter of two checkpoints of one model; infinite where their shapes or names differ."""
+    """Return the largest difference of any parameter of two checkpoints; infinite where shapes or names differ."""
     left, right = saved_weights(one), saved_weights(other)
     if {name: tensor.shape for name, tensor in left.items()} != {name: tensor.shape for name, tensor in right.items()}:
         return float("inf")

@@ -68,7 +68,7 @@ class StepRollouts(Protocol):
         ...
 
     def position_after(self, step: int) -> DataPosition:
-        """Of a step that was taken; asked for once."""
+        """Return the position after a step that was taken; asked for once."""
         ...
 
     async def cancel(self) -> None:

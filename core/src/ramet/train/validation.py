@@ -37,8 +37,9 @@ MASKED = "valid/masked_share"
 
 
 def plan_of(train: TrainConfig) -> RolloutPlan:
-    """For tasks of files. Without a deadline of the step: what it cut off would bias the metric that checkpoints are
-    chosen by.
+    """Return the plan for tasks of files, without a deadline of the step.
+
+    What it cut off would bias the metric that checkpoints are chosen by.
     """
     return RolloutPlan(
         group_size=train.eval_k,
@@ -90,7 +91,7 @@ class Validation:
         return bool(self.data.tasks) and (self.train.eval_first if step == 0 else every > 0 and step % every == 0)
 
     def score(self, step: int, metrics: Mapping[str, float]) -> CheckpointScore | None:
-        """By `train.keep_best`, from the metrics of this step; None if there is none."""
+        """Return the score by `train.keep_best` from the metrics of this step; None if there is none."""
         metric = self.train.keep_best
         if metric is None or not self.is_due(step):
             return None

@@ -46,7 +46,7 @@ def final(answer: str) -> str:
 
 
 def words_of(answer: str) -> str:
-    r"""As text: `\text{New York}`, `\textbf{\text{New York}}` and `New~York` are `New York`, as a reader sees them."""
+    r"""Return what a reader sees: `\text{New York}`, `\textbf{\text{New York}}` and `New~York` are `New York`."""
     for _ in range(MOST_WRAPPERS):
         answer = WRAPPER.sub(r"\1", answer)
     return _SPACE.sub(" ", answer).strip()

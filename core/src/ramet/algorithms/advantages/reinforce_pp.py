@@ -43,7 +43,7 @@ class ReinforcePp:
         return discounted_sums(rewards, self.config.gamma).gather(1, steps.step)
 
     def _returns_within_runs(self, batch: AdvantageInputs) -> Tensor:
-        """As released: the sum over the run of sampled tokens that a token is in."""
+        """Return what the released code has: the sum from each token to the end of its run of sampled tokens."""
         mask, gamma = batch.mask, self.config.gamma
         rewards = rewards_at_the_end(mask, batch.rewards)
         if batch.token_rewards is not None:

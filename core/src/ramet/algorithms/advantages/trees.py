@@ -22,7 +22,7 @@ def tree_ids(batch: AdvantageInputs) -> Tensor:
 
 
 def sharers(batch: AdvantageInputs, values: Tensor) -> tuple[Tensor, Tensor]:
-    """For every token, of the rollouts that share it: how many there are, and their sum of `values` `[N]`.
+    """Return for every token how many rollouts share it, and their sum of `values` `[N]`.
 
     Both are `[N, T]` float64, 0 on padding.
     """

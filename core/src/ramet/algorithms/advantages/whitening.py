@@ -21,7 +21,7 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten_in_place(values: Tensor, mask: Tensor, count: Tensor, total: Tensor, squares: Tensor) -> None:
-    """As `whiten`. `count`, `total` and `squares` are sums over the mask, in float64; the variance is made of them."""
+    """Do what `whiten` does, in `values` itself. `count`, `total` and `squares` are float64 sums over the mask."""
     mean = total / count.clamp(min=1)
     variance = (squares - count * mean**2).clamp(min=0) / (count - 1).clamp(min=1)
     scale = (variance + VARIANCE_EPS).rsqrt()

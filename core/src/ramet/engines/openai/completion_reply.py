@@ -82,7 +82,7 @@ def _with_stop(text: str, stop: str | None) -> str:
 
 
 def _logprobs(given: Any, n: int) -> array[float]:
-    """Of every token; empty where the server gave none, or of other tokens than the ids."""
+    """Return the log-probability of every token; empty where the server gave none, or not `n` numbers."""
     found = given.get("token_logprobs") if isinstance(given, dict) else None
     usable = isinstance(found, list) and len(found) == n and all(isinstance(one, int | float) for one in found)
     return array("f", found if usable and found else [])

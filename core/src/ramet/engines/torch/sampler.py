@@ -74,7 +74,7 @@ def sample(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def top_logprobs(logits: Tensor, temperature: Tensor, tokens: Tensor, k: int) -> list[tuple[float, ...]]:
-    """Of each row, the k largest log-probabilities, and that of the sampled token if it is none of them.
+    """Return the k largest log-probabilities of each row, and the sampled token's if it is not among them.
 
     Logits `[R, V]`, temperatures and tokens `[R]`.
     """

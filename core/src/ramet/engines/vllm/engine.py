@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def capabilities(config: VllmEngineConfig) -> frozenset[Capability]:
-    """Of an engine with these options."""
+    """Return the capabilities of an engine with these options."""
     return CAPABILITIES | {Capability.SEEDS} if config.seeds else CAPABILITIES
 
 
@@ -136,7 +136,7 @@ class VllmEngine:
         await self._call(self._service.connect(source))
 
     async def begin_update(self) -> None:
-        """As `update_weights`, from a sender that holds the weights elsewhere; names and shapes are not checked.
+        """Begin an update by a sender that holds the weights elsewhere; names and shapes are not checked.
 
         `receive_chunk` follows for what the sender announces (`weight_transfer.Arriving`), all together the whole
         model, and `finish_update`.

@@ -17,7 +17,7 @@ from ramet.processes import end_by_parent_alone
 
 class _AddsPressure:
     def collective_rpc(self, method: Any, *arguments: Any, **options: Any) -> Any:
-        """As vLLM's; what is fetched after sampling ends with what the scheduler has counted."""
+        """Call vLLM's method; what is fetched after sampling ends with what the scheduler has counted."""
         answers = super().collective_rpc(method, *arguments, **options)  # type: ignore[misc]
         return [*answers, PRESSURE.take()] if method == "ramet_get_numbers" else answers
 

@@ -23,7 +23,7 @@ MAX_WAITING = 256  # steps
 
 @dataclass(slots=True)
 class SequenceNumbers:
-    """Of one request's sampled tokens, in order."""
+    """Numbers of one request's sampled tokens, in order."""
 
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 @dataclass(slots=True)
 class CachePressure:
-    """Of a scheduler's process, since the last `take`."""
+    """What a scheduler's process has counted since the last `take`."""
 
     preemptions: int = 0  # requests that lost their keys and values for another's, and compute them again
     peak: float = 0.0  # the largest share of the cache that requests in a step held
@@ -43,7 +43,7 @@ class _Counts:
 
 
 class CountingScheduler(_Counts, Scheduler):  # type: ignore[misc, unused-ignore]
-    """Of vLLM's CPU build, which schedules a step after the one before it."""
+    """Scheduler of vLLM's CPU build, which schedules a step after the one before it."""
 
 
 class CountingAsyncScheduler(_Counts, AsyncScheduler):  # type: ignore[misc, unused-ignore]

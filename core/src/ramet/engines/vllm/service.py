@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightState(Enum):
-    """Of an engine that has slept, as its callers may count on it; on a CPU they are always there in truth."""
+    """State of an engine's weights after a sleep, as callers see it; on a CPU they are in truth always there."""
 
     HERE = auto()
     DROPPED = auto()

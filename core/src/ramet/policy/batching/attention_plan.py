@@ -111,7 +111,7 @@ class _Call:
 
 
 def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:
-    """Of the runs in their order on the packed row. `call_pairs`: so many pairs of padding cost as much as a call."""
+    """Plan the runs in their order on the packed row. `call_pairs`: so many pairs of padding cost as much as a call."""
     whole = [run for run in runs if run.n_own == len(run.path)]
     others = [run for run in runs if run.n_own < len(run.path)]
     found = [_causal_call(chosen) for chosen in _similar(whole, call_pairs)]
@@ -176,7 +176,7 @@ def _similar(runs: Sequence[Run], call_pairs: float) -> list[list[Run]]:
 
 
 def _causal_call(runs: Sequence[Run]) -> _Call:
-    """Of runs without a path: queries are keys, and no position sees the padding after it."""
+    """Return the call for runs without a path: queries are keys, and no position sees the padding after it."""
     width = max(run.n_own for run in runs)
     index = np.zeros((len(runs), width), np.int64)
     for row, run in zip(index, runs, strict=True):

@@ -68,7 +68,7 @@ class Cost:
         return self.token * tokens + self.pair * tokens * max(lengths)
 
     def shared(self, trie: Trie) -> float:
-        """Of sequences whose prefixes are computed once; of one sequence as much as `packed`, but for long passes."""
+        """Return the cost if prefixes are computed once; for one sequence that of `packed`, but for long passes."""
         cost = self.token * trie.n_tokens + self.pair * (2 * trie.n_pairs - trie.n_tokens)
         return cost * LONG_PASS if trie.n_tokens > 2 * self.best_tokens else cost
 
@@ -226,7 +226,7 @@ def micro_batch(rows: Sequence[TokenRow], chosen: Sequence[int], layout: PackedL
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Of the trained tokens of some rows, one after another: what `MicroBatch` says of them."""
+    """What `MicroBatch` says of the trained tokens of some rows, one after another."""
 
     predict: Positions  # [n]
     targets: Positions  # [n]

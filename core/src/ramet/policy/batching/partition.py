@@ -56,7 +56,7 @@ class RankLayout:
 
     @property
     def is_first_of_group(self) -> bool:
-        """Of the ranks with the same rows only the first reports, so that nothing is counted twice."""
+        """Whether this rank reports: the first of the ranks with the same rows, so that nothing is counted twice."""
         return self.rank % self.sequence_parallel == 0
 
 
@@ -73,7 +73,7 @@ def minibatches(n_rows: int, train: TrainConfig, *, seed: int, step: int) -> lis
 
 
 def drawn_rows(rows: Sequence[Row], train: TrainConfig, *, seed: int, step: int, whole_groups: bool) -> list[list[int]]:
-    """As `minibatches`, of rows or of whole groups.
+    """Return the rows of every optimiser step, drawn by `minibatches` as rows or as whole groups.
 
     Where there are fewer groups than `train.minibatches`, rows are drawn nevertheless: how many optimiser steps a step
     has does not depend on what is drawn.
@@ -116,10 +116,11 @@ def own_micro_batches(
 
 
 def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost) -> list[MicroBatch]:
-    """As `own_micro_batches`, with every prefix computed once: groups go to ranks, by their unique tokens and pairs.
+    """Return this rank's micro-batches with every prefix computed once.
 
-    Groups that are too large for one micro-batch are cut into parts, and so are others where the busiest rank has less
-    to compute then, though what the parts have in common is computed by each.
+    Groups go to ranks by their unique tokens and pairs. Groups that are too large for one micro-batch are cut into
+    parts, and so are others where the busiest rank has less to compute then, though what the parts have in common is
+    computed by each.
     """
     most_keys = MOST_KEYS * budget
     parts = _least_load(group_tries(rows), ranks.data_parallel_size, budget=budget, most_keys=most_keys, cost=cost)

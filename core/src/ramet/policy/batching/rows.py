@@ -283,7 +283,7 @@ def _state_ids(rows: Sequence[Row]) -> Tensor | None:
 
 
 def _named_states(row: Row) -> dict[int, str | bytes]:
-    """By turn. A first turn that the environment does not name began in the state that it was shown (`begin`)."""
+    """Return states by turn. A first turn without a name began in the state that was shown (`begin`)."""
     first = int(row.mask.argmax()) if row.mask.any() else 0
     shown = first > 0 and row.turn_ids[first] == 0
     begun: dict[int, str | bytes] = {0: row.response_ids[:first].tobytes()} if shown else {}

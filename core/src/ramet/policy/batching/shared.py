@@ -47,7 +47,7 @@ def groups_of(rows: Sequence[Row]) -> list[list[int]]:
 
 
 def group_tries(rows: Sequence[Row]) -> list[Trie]:
-    """Of the fed tokens of each group; `order` has indices of `rows`. Groups in the order of their first rows."""
+    """Return a trie of each group's fed tokens, in the order of first rows; `order` has indices of `rows`."""
     found = []
     for group in groups_of(rows):
         own = trie([fed(rows[i]) for i in group])

@@ -37,7 +37,7 @@ class Trie:
 
     @property
     def n_pairs(self) -> int:
-        """Of unique tokens and what each attends to: itself and its path."""
+        """Number of pairs of a unique token and what it attends to: itself and its path."""
         return sum(_triangle(end) - _triangle(start) for start, end in zip(self.shared, self.lengths, strict=True))
 
     @property
@@ -77,13 +77,13 @@ class Trie:
 
 
 def _trie_of(walk: Sequence[tuple[int, int, int]]) -> Trie:
-    """Of indices, lengths, and tokens in common with the one before."""
+    """Return the trie of indices, lengths, and tokens in common with the sequence before."""
     order, lengths, shared = zip(*walk, strict=True)
     return Trie(order=order, lengths=lengths, shared=shared)
 
 
 def trie(sequences: Sequence[Ids]) -> Trie:
-    """Of token ids of 0 and more. Equal sequences keep their order."""
+    """Return the trie of sequences of token ids, none below 0. Equal sequences keep their order."""
     # Big-endian bytes of such numbers compare as the numbers do.
     keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
     order = sorted(range(len(sequences)), key=keys.__getitem__)

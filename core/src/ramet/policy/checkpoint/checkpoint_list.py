@@ -44,7 +44,7 @@ def mark_newest(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
 
 
 def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
-    """By the metric of the newest score."""
+    """Return the best entry by the metric of the newest score."""
     metric = next((entry.score.metric for entry in reversed(entries) if entry.score is not None), "")
     found = best_of(((entry, entry.score) for entry in entries), metric)
     return None if found is None else found[0]

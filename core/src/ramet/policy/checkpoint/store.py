@@ -267,7 +267,7 @@ def _size(folder: Path) -> int:
 
 
 def note_hashes(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """For `Checkpoints.save`: the hashes of files that a rank has written to `folder`, so that ranks hash beside each
+    """Write the hashes of a rank's files in `folder` for `Checkpoints.save`, so that ranks hash beside each
     other, and none what another has just written.
     """
     found = {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}

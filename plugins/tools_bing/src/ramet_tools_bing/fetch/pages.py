@@ -26,7 +26,7 @@ PAGES = 500  # after which a process is replaced: parsers leak
 
 
 class PageReader:
-    """For one event loop."""
+    """Reader of pages for one event loop."""
 
     def __init__(self, config: PageConfig, cache: AnswerCache, resolver: AbstractResolver | None = None) -> None:
         self.config = config
