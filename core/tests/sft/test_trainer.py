@@ -13,7 +13,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ramet.config.schema import TRAINER_DEFAULTS, Config, Dtype
+from ramet.config.schema import Config, Dtype
+from ramet.config.schema_sft import TRAINER_DEFAULTS
 from ramet.errors import ConfigError
 from ramet.planning.memory_sft import SftInputs, sft_state
 from ramet.sft.checkpoints import newest_complete, step_of

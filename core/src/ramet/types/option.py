@@ -66,6 +66,7 @@ def _plain(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
+AT_LEAST_1 = Allowed(minimum=1, whole=True)
 # What a mapping of sampling may hold: `evaluate.sampling`, and what a benchmark says of itself.
 SAMPLING = {
     "temperature": Allowed(minimum=0),
