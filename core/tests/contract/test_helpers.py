@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
+from urllib.error import URLError
 
 import pytest
 
 from ramet import ConfigError, Tool, ToolCall, ToolError, from_jsonl, function_tool, json_rows, run_blocking
+from ramet.helpers import is_outage
 from ramet.testing import check_tool
 
 
@@ -166,6 +168,16 @@ def written(folder: Path, *rows: Any) -> Path:
     path = folder / "sums.jsonl"
     path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.mark.parametrize(("last", "outage"), [(KeyError("gold"), False), (ConnectionError(), True)])
+def test_causes_in_a_circle_are_looked_at_once(last: Exception, outage: bool) -> None:
+    itself, first = RuntimeError("itself"), RuntimeError("first")
+    itself.__cause__ = itself
+    assert not is_outage(itself)
+    group, unreachable = ExceptionGroup("group", [last]), URLError(first)  # type: ignore[arg-type]
+    first.__cause__, last.__cause__ = group, first
+    assert is_outage(first) is is_outage(group) is is_outage(last) is is_outage(unreachable) is outage
 
 
 def test_rows_become_tasks_with_stable_ids(tmp_path: Path) -> None:

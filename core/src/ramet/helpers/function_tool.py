@@ -100,21 +100,28 @@ def is_outage(error: BaseException) -> bool:
 
     All else goes to the model: what it wrote can make a function raise nearly anything, and must not mask its rollout.
     """
+    return _is_outage(error, frozenset())
+
+
+def _is_outage(error: BaseException, seen: frozenset[int]) -> bool:
+    """Check an error and its causes, which may form a circle (`raise e from e`): `seen` holds those above it."""
+    if id(error) in seen:
+        return False  # an outage in the circle is found where the error was met first
+    seen |= {id(error)}
     if isinstance(error, BaseExceptionGroup):
-        return any(is_outage(inner) for inner in error.exceptions)
-    cause = error.__cause__ if error.__cause__ is not error else None
-    if isinstance(error, _OUTAGES) or (cause is not None and is_outage(cause)):
+        return any(_is_outage(inner, seen) for inner in error.exceptions)
+    if isinstance(error, _OUTAGES) or (error.__cause__ is not None and _is_outage(error.__cause__, seen)):
         return True
     if isinstance(error, ValueError):  # some are an OSError too: an address makes no sense, or a service's answer
         return isinstance(error, OSError) and type(error).__name__ in _BROKEN_ANSWERS
     if any(base.__module__.partition(".")[0] in CLIENTS for base in type(error).__mro__):
-        return _is_network_outage(error)
+        return _is_network_outage(error, seen)
     if isinstance(error, OSError):
         return error.errno in _OUTAGE_ERRNOS or (error.errno is None and not isinstance(error, _FILE_MISTAKES))
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_OUTAGES
 
 
-def _is_network_outage(error: BaseException) -> bool:
+def _is_network_outage(error: BaseException, seen: frozenset[int]) -> bool:
     """Whether an exception of a client is more than a refusal of what it was asked for."""
     holders = (error, getattr(error, "response", None))
     found = [getattr(holder, name, None) for holder in holders for name in ("code", "status", "status_code")]
@@ -123,7 +130,7 @@ def _is_network_outage(error: BaseException) -> bool:
         return status in _SERVICE_STATUS
     if type(error).__name__ == "URLError":  # its reason is an exception, or a text: the address makes no sense
         reason = getattr(error, "reason", None)
-        return isinstance(reason, BaseException) and is_outage(reason)
+        return isinstance(reason, BaseException) and _is_outage(reason, seen)
     return type(error).__name__ not in _BAD_ADDRESSES
 
 
