@@ -21,6 +21,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins as HydraPlugins
@@ -185,7 +186,10 @@ def values_of(override: Override) -> list[str]:
 
 def names_of(group: str) -> list[str]:
     """Everything that `group=…` accepts, presets included."""
-    return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
+    sources = GlobalHydra.instance().config_loader().get_sources()  # its `get_group_options` copies them for each call
+    return sorted(
+        {name for source in sources if source.is_group(group) for name in source.list(group, ObjectType.CONFIG)}
+    )
 
 
 def group_options(groups: Sequence[str], *, config_dir: Path | None = None) -> dict[str, list[str]]:
