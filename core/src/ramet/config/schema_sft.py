@@ -51,7 +51,8 @@ class SftConfig:
         aka="train_batch_size batch_size per_device_train_batch_size"
     )
     max_microbatch_tokens: int = option(
-        16384, "tokens per forward pass on one device", minimum=1, resume=NUMBERS,
+        16384, "tokens per forward pass on one device, at least sft.max_tokens; `ramet train` reads "
+        "policy.max_microbatch_tokens instead", minimum=1, resume=NUMBERS,
         aka="per_device_train_batch_size micro_batch_size_per_gpu micro_train_batch_size max_tokens_per_gpu "
             "gradient_accumulation_steps accumulate packing"
     )

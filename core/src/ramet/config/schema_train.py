@@ -119,7 +119,8 @@ class PolicyConfig:
     )
     min_lr_ratio: float = option(0.0, "of lr, at the end of the schedule", minimum=0, maximum=1, resume=NUMBERS)
     max_microbatch_tokens: int = option(
-        16384, "packed tokens per micro-batch", minimum=1, resume=MEMORY,
+        16384, "packed tokens per micro-batch on one device, a longer sequence alone; `ramet sft` reads "
+        "sft.max_microbatch_tokens instead", minimum=1, resume=MEMORY,
         aka="ppo_micro_batch_size_per_gpu ppo_micro_batch_size ppo_max_token_len_per_gpu micro_train_batch_size "
             "log_prob_micro_batch_size_per_gpu gradient_accumulation_steps max_tokens_per_gpu"
     )
