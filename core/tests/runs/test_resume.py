@@ -87,6 +87,16 @@ def test_a_key_that_came_or_went_is_a_change(state: Callable[..., RunState]):
     ]
 
 
+def test_a_recorded_default_that_is_left_out_now_is_shown_with_its_value(state: Callable[..., RunState]):
+    old, new = "data:\n  order: file\n", "data:\n  columns:\n    prompt: q\n  order: shuffled\n"
+    there_and_back = [[p.partition(";")[0] for p in check_resume(*pair)]
+                      for pair in ((state(old), state(new)), (state(new), state(old)))]  # fmt: skip
+    assert there_and_back == [
+        ["data.order was file, is shuffled", "data.columns.prompt was prompt, is q"],
+        ["data.order was shuffled, is file", "data.columns.prompt was q, is prompt"],
+    ]
+
+
 def test_a_run_of_the_earlier_version_resumes_where_its_values_are_in_force(state: Callable[..., RunState]):
     before = (
         "train:\n  kl_estimator: null\n  kl_in: KL\n  max_bad_steps: 3\n  eval_temperature: 0.6\n  token_band: null\n"

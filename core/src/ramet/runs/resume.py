@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ramet.config.gone import GONE, carried
+from ramet.config.gone import GONE, NOTHING_SAID, carried
 from ramet.config.keys import resume_of
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
@@ -123,7 +123,12 @@ def config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
     before, after = _flat(old), _flat(new)
     for key in sorted({*before, *after}):
         if before.get(key, ABSENT) != after.get(key, ABSENT):
-            yield key, before.get(key, ABSENT), after.get(key, ABSENT)
+            yield key, _in_force(key, before), _in_force(key, after)
+
+
+def _in_force(key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of a key; without one what its absence means, where that is known."""
+    return values.get(key, NOTHING_SAID.get(key, (ABSENT,))[-1])
 
 
 def _flat(text: str) -> dict[str, Any]:
