@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +19,52 @@ from ramet.runs.resume import is_safe
 
 LEAVES = [key for key in FIELDS if not any(other.startswith(f"{key}.") for other in FIELDS)]
 
+ROOT = Path(__file__).parents[3]
+DOCS = "\n".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md") if page.name != "audits.md")
+TESTS = "\n".join(
+    file.read_text(encoding="utf-8")
+    for folder in ("core/tests", "tests", "plugins")
+    for file in (ROOT / folder).rglob("*.py")
+    if "tests" in file.parts and file != Path(__file__)
+)
+
+
+def set_in_tests() -> set[str]:
+    """Every word that a test sets to something: `lr=`, `"lr": `, `lr: ` or a dotted `policy.lr`, `config.policy.lr`."""
+    found = re.findall(r"""\b(?:([\w.]+)(?:['"]?: |=)|(\w+(?:\.\w+)+))""", TESTS)
+    names = {name for pair in found for name in pair if name}
+    parts = [name.split(".") for name in names]
+    return names | {f"{owner}.{name}" for path in parts for owner, name in pairwise(path)}
+
+
+SET_IN_TESTS = set_in_tests()
+
+
+def missing_facts(key: str) -> list[str]:
+    """Return what a new key still lacks, each with the place where it belongs. A plugin's options explain `params`."""
+    words = re.escape(key).replace("NAME", r"(?:NAME|\w+)")
+    explained = FIELDS[key].metadata.get("help") or re.search(rf"(?<![\w.]){words}(?!\w)", DOCS)
+    *_, owner, name = key.replace(".NAME", "").split(".") if "." in key else ("", key)
+    tested = {name, f"{owner}.{name}"} & SET_IN_TESTS
+    return [
+        *([] if explained else [f"{key}: no help sentence in its `option(…)`, nor a line in docs/*.md that names it"]),
+        *([] if tested else [f"{key}: no test that sets it, as `{name}=`, `{owner}.{name}` or in YAML"]),
+    ]
+
+
+@pytest.mark.parametrize("key", LEAVES)
+def test_each_key_is_explained_and_set_in_a_test(key: str) -> None:
+    """Adding a key touches two files: the one that declares it, with all its facts, and the test of its effect."""
+    assert missing_facts(key) == []
+
+
+def test_a_key_that_lacks_a_fact_is_named_with_the_place_of_the_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FIELDS, "policy.newly_made", dataclasses.field(default=1))
+    assert missing_facts("policy.newly_made") == [
+        "policy.newly_made: no help sentence in its `option(…)`, nor a line in docs/*.md that names it",
+        "policy.newly_made: no test that sets it, as `newly_made=`, `policy.newly_made` or in YAML",
+    ]
+
 
 @pytest.mark.parametrize("key", LEAVES)
 def test_each_key_or_its_section_declares_what_a_resume_does_with_a_change_of_it(key: str) -> None:
@@ -22,7 +72,8 @@ def test_each_key_or_its_section_declares_what_a_resume_does_with_a_change_of_it
     parts = key.split(".")
     declared = [FIELDS[".".join(parts[:n])].metadata.get("resume") for n in range(1, len(parts) + 1)
                 if ".".join(parts[:n]) in FIELDS]  # fmt: skip
-    assert len([one for one in declared if one is not None]) == 1
+    decided = [one for one in declared if one is not None]
+    assert len(decided) == 1, f"{key}: resume=Resume.… belongs in its `option(…)` or in that of its section, not both"
 
 
 @pytest.mark.parametrize("key", LEAVES)

@@ -111,6 +111,17 @@ def test_the_optimisers_options_are_those_of_the_configuration(
     assert torch.equal(found, expected)
 
 
+def test_the_gradient_is_clipped_to_the_norm_of_the_configuration(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(2)
+    worker = PolicyRank(make_spec(grad_clip=0.001))
+    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    moments = [state["exp_avg"] for state in worker.policy.optimizer.state_dict()["state"].values()]
+    assert metrics["train/grad_norm"] > 0.001  # the norm before
+    assert torch.stack([moment.norm() for moment in moments]).norm().item() == pytest.approx(0.1 * 0.001, rel=1e-3)
+
+
 def test_generators_go_on_where_they_were() -> None:
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     np.random.randn()

@@ -51,7 +51,7 @@ class RolloutConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RolloutStepConfig:
-    name: str = "tags"
+    name: str = option("tags", "the turn protocol")
     params: Any = None
     system_prompt: SystemPrompt = SystemPrompt.AUTO
     tools_in_template: bool | None = option(
@@ -65,7 +65,7 @@ class RolloutStepConfig:
 class ComponentConfig:
     """A single-choice component: which one, and its own options."""
 
-    name: str = MISSING
+    name: str = option(MISSING, "which one")
     params: Any = None
 
 
@@ -75,7 +75,7 @@ class ToolConfig:
 
     timeout_s: float = option(60.0, "of one attempt", above=0, resume=PATIENCE)
     retries: int = option(2, "after infrastructure errors only", minimum=0, resume=PATIENCE)
-    concurrency: int = option(64, minimum=1, resume=FAILURES)
+    concurrency: int = option(64, "calls at the same time, in one rollout worker", minimum=1, resume=FAILURES)
     max_result_tokens: int = option(1024, "longer results are cut, with a visible mark", minimum=1, resume=NUMBERS)
     use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself", resume=NUMBERS)
     params: Any = option(None, resume=NUMBERS)

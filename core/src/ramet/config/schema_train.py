@@ -109,9 +109,12 @@ class TrainConfig:
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
     lr: float = option(1e-6, minimum=0, resume=NUMBERS, aka="lr learning_rate optim.lr actor_learning_rate")
-    beta2: float = option(0.999, minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta2")
-    weight_decay: float = option(0.01, minimum=0, resume=NUMBERS)
-    grad_clip: float = option(1.0, above=0, resume=NUMBERS, aka="clip_grad max_grad_norm max_norm gradient_clipping")
+    beta2: float = option(0.999, "of AdamW", minimum=0, maximum=1, resume=NUMBERS, aka="adam_beta2")
+    weight_decay: float = option(0.01, "of AdamW", minimum=0, resume=NUMBERS)
+    grad_clip: float = option(
+        1.0, "largest norm of the gradient", above=0, resume=NUMBERS,
+        aka="clip_grad max_grad_norm max_norm gradient_clipping"
+    )
     schedule: Schedule = option(Schedule.CONSTANT, resume=NUMBERS, aka="lr_scheduler_type lr_scheduler warmup_style")
     warmup_steps: int = option(
         0, "training steps", minimum=0, resume=NUMBERS,
