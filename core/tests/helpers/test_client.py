@@ -341,14 +341,15 @@ def test_options_that_cannot_be_are_all_named() -> None:
     with pytest.raises(ValueError) as caught:
         OpenAIOptions(urls=["localhost:8000"], timeout_s=0, concurrency=0, per_s=-1, retries=-1)
     assert str(caught.value) == (
-        "urls holds 'localhost:8000'; allowed: http://… and https://…; timeout_s must be over 0, got 0; concurrency "
-        "must be over 0, got 0; per_s must be over 0, got -1; retries must be at least 0, got -1"
+        "urls holds 'localhost:8000'; allowed: http://… and https://…; timeout_s must be over 0 and under inf, "
+        "got 0; retries must be at least 0 and under inf, got -1; concurrency must be over 0 and under inf, got 0; "
+        "per_s must be over 0 and under inf, got -1"
     )
     with pytest.raises(ValueError) as caught:
         OpenAIOptions(timeout_s=math.nan, per_s=math.inf, input_price=math.nan)
     assert str(caught.value) == (
-        "timeout_s must be a finite number, got nan; per_s must be a finite number, got inf; input_price must be a "
-        "finite number, got nan"
+        "timeout_s must be over 0 and under inf, got nan; per_s must be over 0 and under inf, got inf; input_price "
+        "must be at least 0 and under inf, got nan"
     )
     with pytest.raises(ValueError) as caught:
         OpenAIOptions(urls=["https://host/v1?api-key=hunter2"], key_variable="my-own-key-9")

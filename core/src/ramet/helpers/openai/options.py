@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field
 
 from ramet.errors import InfraError
+from ramet.types.option import option, option_problems
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,13 +17,24 @@ class OpenAIOptions:
     urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8000/v1"])  # bases; several share the requests
     model: str | None = None  # null: the one that the server offers, where it offers exactly one
     key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the key; unset: none is sent
-    timeout_s: float = 120.0  # of one attempt
-    retries: int = 4  # after a lost connection, a time-out, 408, 425, 429, 5xx and replies that cannot be read
-    concurrency: int = 32  # requests in flight, in each process
-    per_s: float | None = None  # requests a second of all workers of the run; null: no limit
-    max_requests: int | None = None  # attempts of each process, a bound of cost: then all requests fail; null: none
-    input_price: float = 0.0  # dollars for a million prompt tokens; what was spent is counted
-    output_price: float = 0.0  # dollars for a million generated tokens
+    timeout_s: float = option(120.0, "of one attempt", above=0, below=math.inf)
+    retries: int = option(
+        4,
+        "after a lost connection, a time-out, 408, 425, 429, 5xx and replies that cannot be read",
+        minimum=0,
+        below=math.inf,
+    )
+    concurrency: int = option(32, "requests in flight, in each process", above=0, below=math.inf)
+    per_s: float | None = option(
+        None, "requests a second of all workers of the run; null: no limit", above=0, below=math.inf
+    )
+    max_requests: int | None = option(
+        None, "attempts of each process, a bound of cost: then all requests fail; null: none", above=0, below=math.inf
+    )
+    input_price: float = option(
+        0.0, "dollars for a million prompt tokens; what was spent is counted", minimum=0, below=math.inf
+    )
+    output_price: float = option(0.0, "dollars for a million generated tokens", minimum=0, below=math.inf)
 
     def __post_init__(self) -> None:
         self.urls = [url.rstrip("/") for url in self.urls]
@@ -37,18 +49,7 @@ class OpenAIOptions:
         if not re.fullmatch(r"([A-Za-z_]\w*)?", self.key_variable, re.ASCII):
             problems.append("key_variable holds no name of an environment variable (letters, digits and _); the key "
                             "itself is never written down")  # fmt: skip
-        over = {
-            "timeout_s": self.timeout_s,
-            "concurrency": self.concurrency,
-            "per_s": self.per_s,
-            "max_requests": self.max_requests,
-        }
-        problems += [f"{name} must be over 0, got {value}" for name, value in over.items()
-                     if value is not None and value <= 0]  # fmt: skip
-        least = {"retries": self.retries, "input_price": self.input_price, "output_price": self.output_price}
-        problems += [f"{name} must be at least 0, got {value}" for name, value in least.items() if value < 0]
-        problems += [f"{name} must be a finite number, got {value}" for name, value in (over | least).items()
-                     if value is not None and not abs(value) < math.inf]  # fmt: skip
+        problems += option_problems(self)
         if problems:
             raise ValueError("; ".join(problems))
 
