@@ -87,4 +87,3 @@ def test_curves_are_sorted_by_step_and_the_last_value_of_a_step_counts(path: Pat
         tracker.log(step, {"a": value})
     tracker.log(3, {"b": 1.0})
     assert curves_of(read_metrics(path)) == {"a": ([1.0, 2.0], [0.1, 0.3]), "b": ([3.0], [1.0])}
-    assert curves_of(read_metrics(path), ["b", "missing"]) == {"b": ([3.0], [1.0])}

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,18 +76,15 @@ def read_metrics(path: Path) -> list[MetricLine]:
     return entries
 
 
-def curves_of(entries: Iterable[MetricLine], names: Sequence[str] | None = None) -> dict[str, Curve]:
+def curves_of(entries: Iterable[MetricLine]) -> dict[str, Curve]:
     """Metric name -> (steps, values), sorted by step; of a metric logged twice in a step the last value counts."""
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     for entry in entries:
         for name, value in entry.metrics.items():
-            if names is None or name in names:
-                found.setdefault(name, {})[entry.step] = value
-    order = names if names is not None else sorted(found)
+            values.setdefault(name, {})[entry.step] = value
     return {
-        name: ([float(step) for step in sorted(found[name])], [found[name][step] for step in sorted(found[name])])
-        for name in order
-        if name in found
+        name: ([float(step) for step in sorted(values[name])], [values[name][step] for step in sorted(values[name])])
+        for name in sorted(values)
     }
 
 
