@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in command_line
     accept_any_text()
     set_up_logging(logging.DEBUG if debug else logging.INFO)
     try:
-        arguments, recipes = _without_trusted([argument for argument in given if argument != "--debug"])
+        arguments, recipes = _without_trusted([argument for argument in command_line if argument != "--debug"])
         if not recipes:
             return _run(arguments)
         from ramet.config.trust import trusting
@@ -143,24 +143,26 @@ def _run(arguments: list[str]) -> int:
         raise
     except Exception as error:
         raise PluginError(f"{entry}: {type(error).__name__}: {error}{raised_at(error)}") from error
-    except SystemExit as left:  # as argparse does, after its help or an error that it has printed
-        if not isinstance(left.code, int | None):
+    except SystemExit as system_exit:  # as argparse does, after its help or an error that it has printed
+        if not isinstance(system_exit.code, int | None):
             raise
-        code = left.code
+        code = system_exit.code
     return code or OK
 
 
 def _added() -> dict[str, str]:
     """Commands of plugins with their summaries. One that cannot be loaded says why."""
     summaries = {}
-    for one in extensions.extensions(extensions.COMMANDS):
-        if one.name in COMMANDS:
-            summaries[one.name] = f"{COMMANDS[one.name].summary} (not that of {one.distribution}: the name is taken)"
+    for entry in extensions.extensions(extensions.COMMANDS):
+        if entry.name in COMMANDS:
+            summaries[entry.name] = (
+                f"{COMMANDS[entry.name].summary} (not that of {entry.distribution}: the name is taken)"
+            )
             continue
         try:
-            summaries[one.name] = f"{_summary(one.load())} ({one.distribution})"
+            summaries[entry.name] = f"{_summary(entry.load())} ({entry.distribution})"
         except PluginError as error:
-            summaries[one.name] = f"BROKEN {error}"
+            summaries[entry.name] = f"BROKEN {error}"
     return summaries
 
 

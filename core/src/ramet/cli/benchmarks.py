@@ -32,18 +32,18 @@ SHOWN = 3  # overlaps of a benchmark that are printed
 
 
 def run(arguments: Sequence[str]) -> int:
-    found = _parser().read(arguments)
-    if found is None:
+    options = _parser().read(arguments)
+    if options is None:
         return 0
-    if found.data is not None and not found.data.is_dir():
-        raise ConfigError(f"--data={found.data}: no such folder (working directory: {Path.cwd()})")
-    overrides = [text for text in found.words if "=" in text and not Path(text).exists()]
-    words = [text for text in found.words if text not in overrides]
-    if found.what == "overlap":
-        return _overlap(words, Chosen(overrides, found.data), as_json=found.json)
-    if found.what == "validate":
-        return _validate(Chosen(overrides, found.data, words))
-    _list(Chosen(overrides, found.data, words), details=bool(words), as_json=found.json)
+    if options.data is not None and not options.data.is_dir():
+        raise ConfigError(f"--data={options.data}: no such folder (working directory: {Path.cwd()})")
+    overrides = [text for text in options.words if "=" in text and not Path(text).exists()]
+    words = [text for text in options.words if text not in overrides]
+    if options.what == "overlap":
+        return _overlap(words, Chosen(overrides, options.data), as_json=options.json)
+    if options.what == "validate":
+        return _validate(Chosen(overrides, options.data, words))
+    _list(Chosen(overrides, options.data, words), details=bool(words), as_json=options.json)
     return 0
 
 
@@ -51,13 +51,13 @@ class Chosen:
     """Benchmarks with their options: those of `names`, else those of the keys, else all that are installed."""
 
     def __init__(self, overrides: Sequence[str], data: Path | None, names: Sequence[str] = ()) -> None:
-        given = any(text.lstrip("+").startswith(("benchmarks=", "experiment=")) for text in overrides)
-        named = names or ([] if given else load_plugins().registries.benchmarks.names)
-        chosen = [f"benchmarks=[{','.join(named)}]"] if named else []
-        self._resolved: Resolved = compose(without_model([*chosen, *overrides]), job="eval")
+        chooses_benchmarks = any(text.lstrip("+").startswith(("benchmarks=", "experiment=")) for text in overrides)
+        named = names or ([] if chooses_benchmarks else load_plugins().registries.benchmarks.names)
+        named_override = [f"benchmarks=[{','.join(named)}]"] if named else []
+        self._resolved: Resolved = compose(without_model([*named_override, *overrides]), job="eval")
         self._components = Components(self._resolved.config)
         self._data = data
-        self._all_chosen = bool(names) or given
+        self._all_chosen = bool(names) or chooses_benchmarks
         self.names = list(self._resolved.config.benchmarks)
         for name in self.names if data is not None else ():
             self._set_path(name, str(data))
@@ -78,10 +78,10 @@ class Chosen:
 
     def split(self, name: str) -> str:
         """Raises `ConfigError` for data in the folder that cannot be read."""
-        chosen, info = self._resolved.config.benchmarks[name].split, self.build(name).info
+        configured, info = self._resolved.config.benchmarks[name].split, self.build(name).info
         if f"benchmarks.{name}.split" in self._resolved.set_by_user or SAMPLE not in info.splits:
-            return chosen
-        return chosen if self._data is not None and self._has(name, chosen) else SAMPLE
+            return configured
+        return configured if self._data is not None and self._has(name, configured) else SAMPLE
 
     def tasks(self, name: str) -> list[Task]:
         return list(self.build(name).load(self.split(name), self._resolved.config.benchmarks[name].limit))
@@ -99,19 +99,19 @@ class Chosen:
         return True
 
     def _set_path(self, name: str, path: str) -> None:
-        chosen = self._resolved.config.benchmarks[name]
-        config = load_plugins().get("benchmarks", chosen.use or name).config
-        if chosen.params is None and config is not None:
-            chosen.params = config()
-        if hasattr(chosen.params, "path") and chosen.params.path is None:
-            chosen.params.path = path
+        settings = self._resolved.config.benchmarks[name]
+        config = load_plugins().get("benchmarks", settings.use or name).config
+        if settings.params is None and config is not None:
+            settings.params = config()
+        if hasattr(settings.params, "path") and settings.params.path is None:
+            settings.params.path = path
 
 
-def _list(chosen: Chosen, *, details: bool, as_json: bool) -> None:
+def _list(benchmarks: Chosen, *, details: bool, as_json: bool) -> None:
     infos: dict[str, BenchmarkInfo] = {}
-    for name in chosen.names:
+    for name in benchmarks.names:
         try:
-            infos[name] = chosen.build(name).info
+            infos[name] = benchmarks.build(name).info
         except RametError:
             if details:
                 raise
@@ -120,7 +120,7 @@ def _list(chosen: Chosen, *, details: bool, as_json: bool) -> None:
     elif details:
         say("\n\n".join("\n".join(_details(name, info)) for name, info in infos.items()))
     else:
-        rows = [_row(name, infos.get(name)) for name in chosen.names]
+        rows = [_row(name, infos.get(name)) for name in benchmarks.names]
         say(text_table(("NAME", "TASKS", "SPLITS", "METRICS", "WHAT"), rows))
 
 
@@ -141,69 +141,70 @@ def _details(name: str, info: BenchmarkInfo) -> Iterator[str]:
         yield f"  {key:14}  {', '.join(value) if isinstance(value, tuple) else value}"
 
 
-def _validate(chosen: Chosen) -> int:
+def _validate(benchmarks: Chosen) -> int:
     rows, sound = [], True
-    for name in chosen.names:
+    for name in benchmarks.names:
         split, tasks, verdict = "-", "-", "ok"
         try:
-            benchmark, split = chosen.build(name), chosen.split(name)
+            benchmark, split = benchmarks.build(name), benchmarks.split(name)
             tasks = _of_published(check_benchmark(benchmark, splits=[split], n_scored=None)[split], benchmark, split)
         except AssertionError as error:
-            verdict, sound = f"PROBLEM {chosen.in_words(name, error)}", False
+            verdict, sound = f"PROBLEM {benchmarks.in_words(name, error)}", False
         except RametError as error:
-            absent = split == "-" and not chosen.is_chosen(name)  # of all that are installed, one may need options
-            verdict = f"{'not checked' if absent else 'PROBLEM'} {chosen.in_words(name, error)}"
+            absent = split == "-" and not benchmarks.is_chosen(name)  # of all that are installed, one may need options
+            verdict = f"{'not checked' if absent else 'PROBLEM'} {benchmarks.in_words(name, error)}"
             sound = sound and absent
         rows.append((name, split, tasks, verdict))
     say(text_table(("NAME", "SPLIT", "TASKS", "GOLD ANSWERS 1, EMPTY ONES 0, IDS UNIQUE"), rows))
     return 0 if sound else 1
 
 
-def _of_published(found: int, benchmark: Benchmark, split: str) -> str:
+def _of_published(n_tasks: int, benchmark: Benchmark, split: str) -> str:
     """A file that was cut short is sound; only its number of tasks shows it."""
     published = benchmark.info.n_tasks
-    return f"{found}" if split != TEST or published in (None, found) else f"{found} (published: {published})"
+    return f"{n_tasks}" if split != TEST or published in (None, n_tasks) else f"{n_tasks} (published: {published})"
 
 
-def _overlap(files: Sequence[str], chosen: Chosen, *, as_json: bool) -> int:
+def _overlap(files: Sequence[str], benchmarks: Chosen, *, as_json: bool) -> int:
     paths, problems = find_files(files)
     raise_all(problems)
     if not paths:
         raise ConfigError("which training data? name files, as in `ramet benchmarks overlap train.parquet`")
-    inspected = inspect_files(paths, chosen.columns())
-    raise_all(f"{one.path}: {problem}" for one in inspected for problem in one.problems)
-    training = [task for one in inspected for task in one.tasks]
-    found: dict[str, dict[str, Any]] = {}
-    for name in chosen.names:
+    inspected = inspect_files(paths, benchmarks.columns())
+    raise_all(f"{file.path}: {problem}" for file in inspected for problem in file.problems)
+    training = [task for file in inspected for task in file.tasks]
+    results: dict[str, dict[str, Any]] = {}
+    for name in benchmarks.names:
         try:
-            split = chosen.split(name)
-            tasks = chosen.tasks(name)
+            split = benchmarks.split(name)
+            tasks = benchmarks.tasks(name)
         except RametError as error:
-            found[name] = {"not_checked": str(error)}
+            results[name] = {"not_checked": str(error)}
             continue
-        found[name] = {
+        results[name] = {
             "split": split,
             "tasks": len(tasks),
-            "overlaps": [asdict(one) for one in overlaps(tasks, training)],
+            "overlaps": [asdict(overlap) for overlap in overlaps(tasks, training)],
         }
-    say(json.dumps(found, indent=2) if as_json else "\n".join(_found_lines(len(training), found)))
-    return 1 if any(one.get("overlaps") for one in found.values()) else 0
+    say(json.dumps(results, indent=2) if as_json else "\n".join(_result_lines(len(training), results)))
+    return 1 if any(result.get("overlaps") for result in results.values()) else 0
 
 
-def _found_lines(n_training: int, found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _result_lines(n_training: int, results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield f"{n_training} training tasks"
-    for name, one in found.items():
-        if "not_checked" in one:
-            yield f"{name}: not checked: {' '.join(one['not_checked'].split())}"
+    for name, result in results.items():
+        if "not_checked" in result:
+            yield f"{name}: not checked: {' '.join(result['not_checked'].split())}"
             continue
-        same = sum(overlap["shared"] == 1.0 for overlap in one["overlaps"])
-        similar = len(one["overlaps"]) - same
-        yield f"{name}, split {one['split']}: of {one['tasks']} tasks {same} are in it, {similar} more are similar"
-        for overlap in one["overlaps"][:SHOWN]:
+        same = sum(overlap["shared"] == 1.0 for overlap in result["overlaps"])
+        similar = len(result["overlaps"]) - same
+        split, n = result["split"], result["tasks"]
+        yield f"{name}, split {split}: of {n} tasks {same} are in it, {similar} more are similar"
+        for overlap in result["overlaps"][:SHOWN]:
             question = " ".join(overlap["question"].split())
             yield f"    {overlap['task']} = {overlap['training']} ({overlap['shared']:.0%}): {question:.90}"
-        if len(one["overlaps"]) > SHOWN:
-            yield f"    … {len(one['overlaps']) - SHOWN} more (--json lists them)"
+        if len(result["overlaps"]) > SHOWN:
+            yield f"    … {len(result['overlaps']) - SHOWN} more (--json lists them)"
 
 
 def _parser() -> Parser:

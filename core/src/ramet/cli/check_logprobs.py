@@ -26,11 +26,11 @@ def run(arguments: Sequence[str]) -> int:
         "--threshold", type=float, help="default: 1e-3 in float32, 0.1 in bfloat16; see docs/engines.md"
     )
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
-    found = parser.read(arguments)
-    if found is None:
+    parsed = parser.read(arguments)
+    if parsed is None:
         return 0
-    resolved = compose(found.overrides, job="train", config_dir=found.config_dir)
+    resolved = compose(parsed.overrides, job="train", config_dir=parsed.config_dir)
     job = importlib.import_module("ramet.check.logprobs")  # loads torch
-    options = job.Options(tasks=found.tasks, rollouts=found.rollouts, threshold=found.threshold)
+    options = job.Options(tasks=parsed.tasks, rollouts=parsed.rollouts, threshold=parsed.threshold)
     code: int = job.run(resolved, options)
     return code

@@ -28,14 +28,14 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.run is None:
+    if options.run is None:
         raise ConfigError("which run? give its directory, or its name under runs/")
-    run = run_folder(found.run)
+    run = run_folder(options.run)
     entries = inventory(run)
-    say(as_json(entries) if found.json else as_table(run, entries))
+    say(as_json(entries) if options.json else as_table(run, entries))
     return 0 if any(entry.verified for entry in entries) else 1
 
 

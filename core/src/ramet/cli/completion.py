@@ -80,12 +80,12 @@ def run(arguments: Sequence[str]) -> int:
         "after compinit; fish: ramet completion fish > ~/.config/fish/completions/ramet.fish",
     )
     parser.add_argument("shell", nargs="?", choices=SCRIPTS, metavar="SHELL", help=", ".join(SCRIPTS))
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.shell is None:
+    if options.shell is None:
         raise ConfigError(f"completion: for which shell? give one of {', '.join(SCRIPTS)}")
-    say(SCRIPTS[found.shell].rstrip("\n"))
+    say(SCRIPTS[options.shell].rstrip("\n"))
     return 0
 
 
@@ -97,8 +97,8 @@ def candidates(words: Sequence[str]) -> list[str]:
     """
     *before, current = words
     if not before:
-        known = [*COMMANDS, "--help", "--version", "--debug", TRUST]
-        return [word for word in known if word.startswith(current) and (current or not word.startswith("-"))]
+        first_words = [*COMMANDS, "--help", "--version", "--debug", TRUST]
+        return [word for word in first_words if word.startswith(current) and (current or not word.startswith("-"))]
     name = before[0]
     if name not in COMMANDS:
         return []

@@ -22,19 +22,19 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--job", choices=list(JOBS), default="train", help="default: train")
     parser.add_argument("--why", metavar="KEY", help="everything that sets KEY; the last one counts")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.why is None:
-        say(compose(found.overrides, job=found.job, config_dir=found.config_dir).text.rstrip("\n"))
+    if options.why is None:
+        say(compose(options.overrides, job=options.job, config_dir=options.config_dir).text.rstrip("\n"))
     else:
-        composed = layers(found.overrides, job=found.job, config_dir=found.config_dir)
-        say(_origins_text(found.why, composed.origins(found.why)))
+        composed = layers(options.overrides, job=options.job, config_dir=options.config_dir)
+        say(_origins_text(options.why, composed.origins(options.why)))
     return 0
 
 
 def _origins_text(key: str, origins: Sequence[ValueOrigin]) -> str:
     """Every file, preset or argument that set a key, one a line; the last one counts."""
     widths = [max(len(getattr(origin, part)) for origin in origins) for part in ("kind", "value")]
-    lines = [f"  {one.kind:{widths[0]}}  {one.value:{widths[1]}}  {one.where}" for one in origins]
+    lines = [f"  {origin.kind:{widths[0]}}  {origin.value:{widths[1]}}  {origin.where}" for origin in origins]
     return "\n".join([f"{key} = {origins[-1].value}", *lines])

@@ -44,14 +44,14 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")
-    found = parser.read(arguments if arguments else ["--help"])
-    if found is None:
+    options = parser.read(arguments if arguments else ["--help"])
+    if options is None:
         return 0
-    if found.prompts < 0:
-        raise ConfigError(f"--prompts={found.prompts}: must be at least 0")
-    overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
-    files = [text for text in found.files if text not in overrides]
-    report = inspect(files, overrides, model=found.model, prompts=found.prompts)
+    if options.prompts < 0:
+        raise ConfigError(f"--prompts={options.prompts}: must be at least 0")
+    overrides = [text for text in options.files if "=" in text and not Path(text).exists()]
+    files = [text for text in options.files if text not in overrides]
+    report = inspect(files, overrides, model=options.model, prompts=options.prompts)
     say(report.text)
     return 0 if report.sound else 1
 
@@ -91,8 +91,8 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | Non
         else _report(next(tasks), step, config, tools, views, prompts)
         for path in paths
     ]
-    text = "\n\n".join("\n".join(one.lines) for one in reports)
-    return DataReport(text=f"{text}\n\n{summary(reports)}", sound=all(one.sound for one in reports))
+    text = "\n\n".join("\n".join(report.lines) for report in reports)
+    return DataReport(text=f"{text}\n\n{summary(reports)}", sound=all(report.sound for report in reports))
 
 
 def _config(overrides: Sequence[str], model: Path | None) -> Config:
@@ -114,8 +114,8 @@ def _prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Prompts:
     encoder = build_encoder(config)
 
     def ids(task: Task) -> array[int]:
-        made = prompt(task)
-        return encoder.prompt(made.messages, made.tools)
+        task_prompt = prompt(task)
+        return encoder.prompt(task_prompt.messages, task_prompt.tools)
 
     return Prompts(
         unit="tokens",
@@ -126,65 +126,70 @@ def _prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Prompts:
 
 
 def _report(
-    found: Inspection, step: RolloutStep, config: Config, tools: ToolNames, views: Prompts, prompts: int
+    inspection: Inspection, step: RolloutStep, config: Config, tools: ToolNames, views: Prompts, prompts: int
 ) -> FileReport:
     warnings = {
-        "tags": _tags(found, step, config, tools),
-        "markup": _chat_markup(found, config, views),
-        "duplicates": duplicates_in_words(found.duplicates, "prompt"),
+        "tags": _tags(inspection, step, config, tools),
+        "markup": _chat_markup(inspection, config, views),
+        "duplicates": duplicates_in_words(inspection.duplicates, "prompt"),
     }
     said = [line(name, text) for name, text in warnings.items() if text]
     if not warnings["markup"] or config.data.chat_markup is ChatMarkup.NEUTRALISE:
         del warnings["markup"]
-    bad = [] if found.problems and not found.tasks else found.bad  # where a column is missing all rows are bad
-    problems = [line("PROBLEM", problem) for problem in found.problems]
+    bad = (
+        [] if inspection.problems and not inspection.tasks else inspection.bad
+    )  # where a column is missing all rows are bad
+    problems = [line("PROBLEM", problem) for problem in inspection.problems]
     skipped = config.data.on_bad_row is OnBadRow.SKIP
-    shown = (text for task in found.tasks[:prompts] for text in _prompt(task, views))
+    shown = (text for task in inspection.tasks[:prompts] for text in _prompt(task, views))
     return FileReport(
         lines=[
-            str(found.path),
-            *_counts(found, config, views),
+            str(inspection.path),
+            *_counts(inspection, config, views),
             *said,
             *problems,
-            *bad_row_lines(in_row_order([*bad, *found.taken])),
+            *bad_row_lines(in_row_order([*bad, *inspection.taken])),
             *shown,
         ],
-        rows=found.rows,
-        tasks=len(found.tasks),
+        rows=inspection.rows,
+        tasks=len(inspection.tasks),
         bad_rows=0 if skipped else len(bad),
         skip="data.on_bad_row=skip",
         left_out=len(bad) if skipped else 0,
-        other_problems=len(found.problems) + len(found.taken),
+        other_problems=len(inspection.problems) + len(inspection.taken),
         warnings=[name for name, text in warnings.items() if text],
     )
 
 
-def _counts(found: Inspection, config: Config, views: Prompts) -> Iterator[str]:
-    yield line("rows", f"{found.rows}: {len(found.tasks)} tasks, {len(found.bad)} bad, {found.repaired} repaired")
-    if found.repaired:
-        yield line("repaired", f"\\boxed in {some(found.repaired, 'row')}, written as a backspace and 'oxed'")
-    if found.answers:
-        yield line("answer in", ", ".join(f"{name} ({some(n, 'row')})" for name, n in found.answers.most_common()))
-    for name, types in found.columns.items():
-        yield line("column", f"{name:14}  {counted(types, found.rows)}")
-    if found.tasks:
-        yield line("sources", counted(found.sources, 0))
+def _counts(inspection: Inspection, config: Config, views: Prompts) -> Iterator[str]:
+    yield line(
+        "rows",
+        f"{inspection.rows}: {len(inspection.tasks)} tasks, {len(inspection.bad)} bad, {inspection.repaired} repaired",
+    )
+    if inspection.repaired:
+        yield line("repaired", f"\\boxed in {some(inspection.repaired, 'row')}, written as a backspace and 'oxed'")
+    if inspection.answers:
+        yield line("answer in", ", ".join(f"{name} ({some(n, 'row')})" for name, n in inspection.answers.most_common()))
+    for name, types in inspection.columns.items():
+        yield line("column", f"{name:14}  {counted(types, inspection.rows)}")
+    if inspection.tasks:
+        yield line("sources", counted(inspection.sources, 0))
         restricted = Counter(
-            {"all configured" if t is None else "[" + ", ".join(t) + "]": n for t, n in found.tools.items()}
+            {"all configured" if t is None else "[" + ", ".join(t) + "]": n for t, n in inspection.tools.items()}
         )
         yield line("tools", counted(restricted, 0))
-    yield from _lengths(found, config, views)
+    yield from _lengths(inspection, config, views)
 
 
-def _tags(found: Inspection, step: RolloutStep, config: Config, tools: ToolNames) -> str:
-    foreign = foreign_tags(step, config, found.tasks, tools)
+def _tags(inspection: Inspection, step: RolloutStep, config: Config, tools: ToolNames) -> str:
+    foreign = foreign_tags(step, config, inspection.tasks, tools)
     if not foreign:
         return ""
     return describe_foreign_tags(foreign, config, tools) if tools.schemas else describe_promised_tags(foreign)
 
 
-def _lengths(found: Inspection, config: Config, views: Prompts) -> Iterator[str]:
-    counts = [views.count(task) for task in found.tasks]
+def _lengths(inspection: Inspection, config: Config, views: Prompts) -> Iterator[str]:
+    counts = [views.count(task) for task in inspection.tasks]
     numbers = lengths(counts)
     if numbers is None:
         return
@@ -198,8 +203,8 @@ def _lengths(found: Inspection, config: Config, views: Prompts) -> Iterator[str]
     yield line("prompts", text)
 
 
-def _chat_markup(found: Inspection, config: Config, views: Prompts) -> str:
-    counts = {task.id: n for task in found.tasks if (n := views.chat_markup(task))}
+def _chat_markup(inspection: Inspection, config: Config, views: Prompts) -> str:
+    counts = {task.id: n for task in inspection.tasks if (n := views.chat_markup(task))}
     if not counts:
         return ""
     becomes = {

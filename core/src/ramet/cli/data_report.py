@@ -34,17 +34,17 @@ class FileReport:
 
 def summary(reports: Sequence[FileReport]) -> str:
     """One line: what there is, problems by kind, and which lines warn."""
-    tasks, conversations = sum(one.tasks for one in reports), sum(one.conversations for one in reports)
+    tasks, conversations = sum(report.tasks for report in reports), sum(report.conversations for report in reports)
     has = [some(tasks, "task")] if tasks or not conversations else []
     has += [some(conversations, "conversation")] if conversations else []
-    bad, left_out = sum(one.bad_rows for one in reports), sum(one.left_out for one in reports)
-    other = sum(one.other_problems for one in reports)
-    skip = " or ".join(dict.fromkeys(one.skip for one in reports if one.bad_rows))
+    bad, left_out = sum(report.bad_rows for report in reports), sum(report.left_out for report in reports)
+    other = sum(report.other_problems for report in reports)
+    skip = " or ".join(dict.fromkeys(report.skip for report in reports if report.bad_rows))
     problems = [f"{some(bad, 'bad row')} (left out with {skip})"] if bad else []
     problems += [some(other, "other problem" if bad else "problem")] if other else []
-    warnings = dict.fromkeys(name for one in reports for name in one.warnings)
+    warnings = dict.fromkeys(name for report in reports for name in report.warnings)
     parts = [
-        f"{some(len(reports), 'file')}, {some(sum(one.rows for one in reports), 'row')}: {', '.join(has)}",
+        f"{some(len(reports), 'file')}, {some(sum(report.rows for report in reports), 'row')}: {', '.join(has)}",
         " and ".join(problems) or "no problems",
         f"{some(left_out, 'bad row')} left out" if left_out else "",
         f"warnings: {', '.join(warnings)}" if warnings else "",
@@ -71,10 +71,10 @@ def counted(counts: Counter[str], rows: int) -> str:
 
 def bad_row_lines(problems: Sequence[RowProblem]) -> Iterator[str]:
     """Rows that are bad for one reason are one line."""
-    found = grouped(problems)
-    yield from (line("bad row", text) for text in found[:SHOWN])
-    if len(found) > SHOWN:
-        yield line("", f"and {len(found) - SHOWN} more kinds of bad rows")
+    kinds = grouped(problems)
+    yield from (line("bad row", text) for text in kinds[:SHOWN])
+    if len(kinds) > SHOWN:
+        yield line("", f"and {len(kinds) - SHOWN} more kinds of bad rows")
 
 
 def duplicates_in_words(groups: Sequence[Sequence[int]], what: str) -> str:

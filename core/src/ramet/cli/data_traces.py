@@ -30,45 +30,47 @@ def holds_traces(path: Path, config: Config) -> bool:
 def inspect_traces(path: Path, step: RolloutStep, config: Config, tools: ToolNames) -> FileReport:
     """The report on a file of traces; never raises for bad data."""
     data = read_files([path])
-    found = check_traces(data, step, [*tools.schemas, *config.sft.mask_tags])
-    refused = {Malformed.ERROR: found.problems, Malformed.SKIP: [], Malformed.KEEP: found.unreadable}
+    report = check_traces(data, step, [*tools.schemas, *config.sft.mask_tags])
+    refused = {Malformed.ERROR: report.problems, Malformed.SKIP: [], Malformed.KEEP: report.unreadable}
     bad_rows = len({problem.row for problem in refused[config.sft.malformed]})
-    repeated = duplicates_in_words(_duplicates(found.conversations), "conversation")
-    names = ["unmasked"] * bool(found.unmasked) + ["answers"] * bool(found.unanswered) + ["duplicates"] * bool(repeated)
-    warnings = zip(names, [*found.warnings(), repeated], strict=False)
+    repeated = duplicates_in_words(_duplicates(report.conversations), "conversation")
+    names = (
+        ["unmasked"] * bool(report.unmasked) + ["answers"] * bool(report.unanswered) + ["duplicates"] * bool(repeated)
+    )
+    warnings = zip(names, [*report.warnings(), repeated], strict=False)
     return FileReport(
         lines=[
             str(path),
-            *_counts(data, found, config),
+            *_counts(data, report, config),
             *(line(name, text) for name, text in warnings),
             *(line("PROBLEM", problem.removeprefix("sft.data: ")) for problem in data.problems),
-            *bad_row_lines(found.problems),
+            *bad_row_lines(report.problems),
         ],
-        rows=found.rows,
-        conversations=len(found.conversations),
+        rows=report.rows,
+        conversations=len(report.conversations),
         bad_rows=bad_rows,
         skip="sft.malformed=skip",
-        left_out=found.bad_rows if config.sft.malformed is Malformed.SKIP else 0,
+        left_out=report.bad_rows if config.sft.malformed is Malformed.SKIP else 0,
         other_problems=len(data.problems),
         warnings=names,
     )
 
 
-def _counts(data: SftData, found: TraceReport, config: Config) -> Iterator[str]:
-    malformed = len({problem.row for problem in found.malformed})
-    unreadable = len({problem.row for problem in found.unreadable})
-    sound = f"{len(found.sound)} traces for `ramet sft`"
+def _counts(data: SftData, report: TraceReport, config: Config) -> Iterator[str]:
+    malformed = len({problem.row for problem in report.malformed})
+    unreadable = len({problem.row for problem in report.unreadable})
+    sound = f"{len(report.sound)} traces for `ramet sft`"
     yield line("rows", f"{data.rows}: {sound}, {malformed} malformed, {unreadable} unreadable")
-    yield line("exchanges", str(found.exchanges))
-    if not found.checked:
+    yield line("exchanges", str(report.exchanges))
+    if not report.checked:
         yield line("format", f"not checked: rollout_step={config.rollout_step.name} cannot check traces")
-    elif found.calls:
-        yield line("calls", f"traces with a result, by tool: {counted(found.calls, 0)}")
+    elif report.calls:
+        yield line("calls", f"traces with a result, by tool: {counted(report.calls, 0)}")
 
 
 def _duplicates(conversations: Sequence[Conversation]) -> list[list[int]]:
     """Rows of one conversation, for each that several have."""
     rows: dict[Any, list[int]] = {}
-    for one in conversations:
-        rows.setdefault((one.system, one.exchanges), []).append(one.row)
+    for conversation in conversations:
+        rows.setdefault((conversation.system, conversation.exchanges), []).append(conversation.row)
     return [alike for alike in rows.values() if len(alike) > 1]

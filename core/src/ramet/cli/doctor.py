@@ -32,15 +32,15 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--offline", action="store_true", help="ask nothing of the network")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return OK
     from ramet.config.compose import compose
 
-    resolved = compose(without_model(found.overrides), job="doctor", config_dir=found.config_dir)
-    examined = importlib.import_module("ramet.doctor.job").examine(resolved, offline=found.offline)
-    say(as_json(examined) if found.json else "\n".join(lines(examined)))
-    problems = [one for part in examined for one in part.findings if one.severity is Severity.PROBLEM]
+    resolved = compose(without_model(options.overrides), job="doctor", config_dir=options.config_dir)
+    examined = importlib.import_module("ramet.doctor.job").examine(resolved, offline=options.offline)
+    say(as_json(examined) if options.json else "\n".join(lines(examined)))
+    problems = [finding for part in examined for finding in part.findings if finding.severity is Severity.PROBLEM]
     return USER if problems else OK
 
 
@@ -50,13 +50,13 @@ def as_json(examined: Sequence[Examined]) -> str:
 
 def lines(examined: Sequence[Examined]) -> Iterator[str]:
     """A heading for each package, a line for each finding, and its fix below."""
-    wide = max((len(one.what) for part in examined for one in part.findings), default=0)
+    wide = max((len(finding.what) for part in examined for finding in part.findings), default=0)
     for part in examined:
         yield part.distribution if part.name == BUILTIN else f"{part.name} ({part.distribution})"
-        for one in part.findings:
-            yield f"  {one.severity:8} {one.what:{wide}}  {one.text}"
-            if one.fix is not None:
-                yield f"  {'':8} {'':{wide}}  fix: {one.fix}"
-    counted = [sum(one.severity is kind for part in examined for one in part.findings) for kind in Severity]
+        for finding in part.findings:
+            yield f"  {finding.severity:8} {finding.what:{wide}}  {finding.text}"
+            if finding.fix is not None:
+                yield f"  {'':8} {'':{wide}}  fix: {finding.fix}"
+    counted = [sum(finding.severity is kind for part in examined for finding in part.findings) for kind in Severity]
     said = ", ".join(f"{n} {kind}" for n, kind in zip(counted, Severity, strict=True) if n)
     yield f"{said}" if said else "nothing was checked"

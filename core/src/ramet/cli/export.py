@@ -21,25 +21,25 @@ USAGE = """ramet export RUN DIR [--step N] [--dtype float32|bfloat16] [--model D
 
 
 def run(arguments: Sequence[str]) -> int:
-    found = _parser().read(arguments)
-    if found is None:
+    options = _parser().read(arguments)
+    if options is None:
         return 0
-    if found.source is None or found.out is None:
+    if options.source is None or options.out is None:
         raise ConfigError("export: give a run and the folder to write, as in `ramet export runs/NAME model`")
-    dtype = None if found.dtype is None else Dtype(found.dtype)
+    dtype = None if options.dtype is None else Dtype(options.dtype)
     job = importlib.import_module("ramet.export.job")
-    if found.adapter and (found.from_verl or dtype is not None):
-        other = "--from-verl" if found.from_verl else "--dtype"
+    if options.adapter and (options.from_verl or dtype is not None):
+        other = "--from-verl" if options.from_verl else "--dtype"
         raise ConfigError(f"--adapter writes what a run has trained, in float32; leave {other} out")
-    common = {"model": found.model, "trust_remote_code": found.trust_remote_code}
-    if found.from_verl:
-        if found.step is not None:
+    common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
+    if options.from_verl:
+        if options.step is not None:
             raise ConfigError("--step chooses a checkpoint of a run; with --from-verl name the folder of its shards")
-        exported = job.export_verl(found.source, found.out, dtype=dtype or Dtype.BFLOAT16, **common)
-    elif found.adapter:
-        exported = job.export_adapter(run_folder(found.source), found.out, step=found.step, **common)
+        exported = job.export_verl(options.source, options.out, dtype=dtype or Dtype.BFLOAT16, **common)
+    elif options.adapter:
+        exported = job.export_adapter(run_folder(options.source), options.out, step=options.step, **common)
     else:
-        exported = job.export_run(run_folder(found.source), found.out, dtype=dtype, step=found.step, **common)
+        exported = job.export_run(run_folder(options.source), options.out, dtype=dtype, step=options.step, **common)
     say(report(exported))
     return 0
 

@@ -28,31 +28,31 @@ class JobCommand:
     summary: str
 
     def run(self, arguments: Sequence[str]) -> int:
-        found = self._parser().parse_intermixed_args(arguments)
-        if found.help:
+        options = self._parser().parse_intermixed_args(arguments)
+        if options.help:
             from ramet.cli.job_help import job_help
 
-            say(job_help(self.name, self.summary, found.config_dir))
+            say(job_help(self.name, self.summary, options.config_dir))
             return 0
-        if found.on is not None and (not found.dry_run or found.multirun):
+        if options.on is not None and (not options.dry_run or options.multirun):
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
-        if found.show is not None and (self.name != "sft" or found.dry_run or found.multirun or found.cfg):
+        if options.show is not None and (self.name != "sft" or options.dry_run or options.multirun or options.cfg):
             raise ConfigError("--show: sequences are shown by `ramet sft` alone, without --dry-run, --cfg and -m")
-        if found.replay is not None:
-            return self._replay(found)
-        if found.multirun:
-            return self._sweep(found)
+        if options.replay is not None:
+            return self._replay(options)
+        if options.multirun:
+            return self._sweep(options)
         from ramet import api
 
-        resolved = api.compose(found.overrides, job=self.name, config_dir=found.config_dir)
-        if found.cfg:
+        resolved = api.compose(options.overrides, job=self.name, config_dir=options.config_dir)
+        if options.cfg:
             say(resolved.text.rstrip("\n"))
             return 0
-        if found.show is not None:
-            importlib.import_module("ramet.sft.show").show(resolved, found.show)
+        if options.show is not None:
+            importlib.import_module("ramet.sft.show").show(resolved, options.show)
             return 0
-        if found.dry_run:
-            say(str(self._plan(resolved, found.on)))
+        if options.dry_run:
+            say(str(self._plan(resolved, options.on)))
             return 0
         api.run(resolved)
         return 0
@@ -68,30 +68,30 @@ class JobCommand:
                 logger.warning("this plans for this machine; for GPUs of another one add --on, as in --on 8x80GiB")
             raise
 
-    def _replay(self, found: argparse.Namespace) -> int:
-        if self.name == "sft" or found.dry_run or found.multirun or found.cfg:
+    def _replay(self, options: argparse.Namespace) -> int:
+        if self.name == "sft" or options.dry_run or options.multirun or options.cfg:
             raise ConfigError(
                 "--replay: `ramet train --replay RUN` makes the updates of a run again, `ramet eval --replay RESULT` "
                 "scores a finished evaluation again; both without --dry-run, --cfg and -m"
             )
         if self.name == "train":
             replay = importlib.import_module("ramet.train.replay")
-            replay.run(found.replay, found.overrides, config_dir=found.config_dir)
+            replay.run(options.replay, options.overrides, config_dir=options.config_dir)
             return 0
-        importlib.import_module("ramet.evaluate.replay").run(found.replay, found.overrides)
+        importlib.import_module("ramet.evaluate.replay").run(options.replay, options.overrides)
         return 0
 
     @property
     def plan_module(self) -> str:
         return f"{self.module.rpartition('.')[0]}.dry_run"
 
-    def _sweep(self, found: argparse.Namespace) -> int:
-        if found.cfg:
+    def _sweep(self, options: argparse.Namespace) -> int:
+        if options.cfg:
             raise ConfigError("--cfg prints one configuration, and -m means many; leave one of them out")
         from ramet.cli.sweep import run_sweep
 
-        module = self.plan_module if found.dry_run else self.module
-        run_sweep(self.name, module, found.overrides, config_dir=found.config_dir, dry_run=found.dry_run)
+        module = self.plan_module if options.dry_run else self.module
+        run_sweep(self.name, module, options.overrides, config_dir=options.config_dir, dry_run=options.dry_run)
         return 0
 
     def _parser(self) -> argparse.ArgumentParser:

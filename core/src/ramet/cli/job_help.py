@@ -77,8 +77,8 @@ def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]
         if dataclasses.is_dataclass(hint):
             yield from keys(typing.cast("type[Any]", hint), section)
         else:
-            own = next(field for field in dataclasses.fields(Config) if field.name == section)
-            yield _line(section, 2, hint, own, None)
+            section_field = next(field for field in dataclasses.fields(Config) if field.name == section)
+            yield _line(section, 2, hint, section_field, None)
         return
     components = catalog.components[section]
     names = ",".join(components)
@@ -89,8 +89,8 @@ def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]
             path = f"{section}.{name}" if group.many else section
             yield from keys(component.options, f"{path}.params", indent=4)
     wrapper = typing.get_type_hints(Config)[section]
-    own = typing.get_args(wrapper)[1] if group.many else wrapper
-    yield from keys(own, f"{section}.NAME" if group.many else section, skip=("name", "params"))
+    section_class = typing.get_args(wrapper)[1] if group.many else wrapper
+    yield from keys(section_class, f"{section}.NAME" if group.many else section, skip=("name", "params"))
 
 
 def keys(cls: type[Any], prefix: str, *, indent: int = 2, skip: tuple[str, ...] = ()) -> Iterator[str]:

@@ -24,14 +24,14 @@ def new(arguments: Sequence[str]) -> int:
     parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(KINDS)} (what each is: docs/plugins.md)")
     parser.add_argument("name", nargs="?", metavar="NAME", help="as in the configuration: count_words, exact_match")
     parser.add_argument("--dir", type=Path, help="the folder to make; default: ramet-NAME in the working directory")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.kind is None or found.name is None:
+    if options.kind is None or options.name is None:
         raise ConfigError("new: give a kind and a name, as in `ramet new tool count_words`; see `ramet new --help`")
-    if found.kind == "command" and found.name in COMMANDS:
-        raise ConfigError(f"name: {found.name!r} is a command of Ramet itself; choose another")
-    say(_made(write_package(found.kind, found.name, found.dir)))
+    if options.kind == "command" and options.name in COMMANDS:
+        raise ConfigError(f"name: {options.name!r} is a command of Ramet itself; choose another")
+    say(_made(write_package(options.kind, options.name, options.dir)))
     return 0
 
 
@@ -59,13 +59,13 @@ def tiny_model(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make")
     parser.add_argument("--arch", default="qwen2", choices=ARCHITECTURES, help="default: qwen2")
     parser.add_argument("--seed", type=int, default=1, help="seed of the weights (default: 1)")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.folder is None:
+    if options.folder is None:
         raise ConfigError("tiny-model: give the folder to make, as in `ramet tiny-model models/tiny`")
-    if found.folder.exists() and (not found.folder.is_dir() or any(found.folder.iterdir())):
-        raise ConfigError(f"tiny-model: {str(found.folder)!r} is there already; nothing was written")
+    if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
+        raise ConfigError(f"tiny-model: {str(options.folder)!r} is there already; nothing was written")
     tiny = importlib.import_module("ramet.models.tiny")
-    say(f"made {tiny.make_tiny_model(found.folder, architecture=found.arch, seed=found.seed)}")
+    say(f"made {tiny.make_tiny_model(options.folder, architecture=options.arch, seed=options.seed)}")
     return 0

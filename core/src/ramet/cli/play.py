@@ -23,20 +23,20 @@ STDIN = 0
 
 
 def run(arguments: Sequence[str]) -> int:
-    found = _parser().read(arguments)
-    if found is None:
+    options = _parser().read(arguments)
+    if options is None:
         return OK
-    overrides = [text for text in found.words if _is_setting(text)]
-    asked = [text for text in found.words if not _is_setting(text)]
+    overrides = [text for text in options.words if _is_setting(text)]
+    asked = [text for text in options.words if not _is_setting(text)]
     if len(asked) > 1:
         raise ConfigError(f"play: one question, got {len(asked)}: {', '.join(map(repr, asked))}; put it in quotes")
     _check_question(asked)
     from ramet.config.compose import compose
 
-    resolved = compose(overrides, job="play", config_dir=found.config_dir)
-    screen = importlib.import_module("ramet.play.screen").Screen(several=found.n > 1)
+    resolved = compose(overrides, job="play", config_dir=options.config_dir)
+    screen = importlib.import_module("ramet.play.screen").Screen(several=options.n > 1)
     job = importlib.import_module("ramet.play.job")
-    how = {"rollouts": found.n, "top_p": found.top_p, "top_k": found.top_k}
+    how = {"rollouts": options.n, "top_p": options.top_p, "top_k": options.top_k}
     if asked:
         valid = job.run(resolved, _once(asked[0]), screen, **how)
     else:
@@ -46,10 +46,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _is_setting(text: str) -> bool:
     """`x=2. What is x?` is a question: a word that is not a section, and a text of several words."""
-    found = _SETTING.match(text)
-    if found is None:
+    match = _SETTING.match(text)
+    if match is None:
         return False
-    key, value = found[1], text[found.end() :].strip()
+    key, value = match[1], text[match.end() :].strip()
     return "." in key or key in (*JOBS["play"], *GROUPS) or len(value.split()) < 2
 
 
@@ -110,14 +110,14 @@ async def _in_thread(read: Callable[[], bytes]) -> bytes:
     loop = asyncio.get_running_loop()
     line: asyncio.Future[bytes] = loop.create_future()
 
-    def give(found: bytes) -> None:
+    def give(data: bytes) -> None:
         if not line.done():
-            line.set_result(found)
+            line.set_result(data)
 
     def wait() -> None:
-        found = read()
+        data = read()
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
-            loop.call_soon_threadsafe(give, found)
+            loop.call_soon_threadsafe(give, data)
 
     threading.Thread(target=wait, name="ramet-questions", daemon=True).start()
     return await line

@@ -20,11 +20,11 @@ HEADER = ("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "OFFERS")
 def run(arguments: Sequence[str]) -> int:
     parser = Parser(prog="ramet plugins", add_help=False, description="What is installed, and what failed to load.")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
     rows = listing()
-    say(as_json(rows) if found.json else as_table(rows))
+    say(as_json(rows) if options.json else as_table(rows))
     return 0
 
 
@@ -42,8 +42,8 @@ def listing() -> list[Listed]:
     plugins = load_plugins()
     points = {point.name: point for point in entry_points(group=PRESETS) if point.name not in blocked_plugins()}
     presets = {name: _presets(point.value) for name, point in points.items()} | {BUILTIN: _presets("ramet.conf")}
-    known = {info.name for info in plugins.infos}
-    only_presets = [_without_code(point) for name, point in sorted(points.items()) if name not in known]
+    loaded_names = {info.name for info in plugins.infos}
+    only_presets = [_without_code(point) for name, point in sorted(points.items()) if name not in loaded_names]
     components = make_catalog(plugins).components
     listed = []
     for info in [*plugins.infos, *only_presets]:
@@ -61,16 +61,16 @@ def _without_code(point: EntryPoint) -> PluginInfo:
 
 def _presets(package: str) -> dict[str, list[str]]:
     """Group -> names of the YAML files in the folder of this group; empty for a package that is not there."""
-    found: dict[str, list[str]] = {}
+    names_by_group: dict[str, list[str]] = {}
     for folder in package_folders(package):
         for file in sorted(folder.glob("*/*.yaml")):
-            found.setdefault(file.parent.name, []).append(file.stem)
-    return found
+            names_by_group.setdefault(file.parent.name, []).append(file.stem)
+    return names_by_group
 
 
 def as_json(listed: Sequence[Listed]) -> str:
     return json.dumps(
-        [asdict(one.info) | {"presets": one.presets, "unusable": one.unusable} for one in listed], indent=2
+        [asdict(entry.info) | {"presets": entry.presets, "unusable": entry.unusable} for entry in listed], indent=2
     )
 
 
@@ -78,12 +78,12 @@ def as_table(listed: Sequence[Listed]) -> str:
     return text_table(HEADER, map(_row, listed))
 
 
-def _row(one: Listed) -> tuple[str, ...]:
-    info = one.info
-    names = [f"{group}={'|'.join(presets)}" for group, presets in one.presets.items()]
+def _row(entry: Listed) -> tuple[str, ...]:
+    info = entry.info
+    names = [f"{group}={'|'.join(presets)}" for group, presets in entry.presets.items()]
     parts = [f"{group}: {', '.join(offered)}" for group, offered in info.offers.items()]
     parts += [f"presets: {', '.join(names)}"] * bool(names)
-    parts += [f"UNUSABLE {where}: {reason}" for where, reason in one.unusable.items()]
+    parts += [f"UNUSABLE {where}: {reason}" for where, reason in entry.unusable.items()]
     parts += [f"SLOW {info.slow}"] * bool(info.slow)
     state = "; ".join(parts) or "nothing" if info.broken is None else "BROKEN " + " ".join(info.broken.split())
     return info.name, info.distribution, info.version or "-", info.contract or "-", state

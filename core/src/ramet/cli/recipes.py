@@ -23,27 +23,27 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.name is not None:
-        say(recipe(found.name, found.config_dir).text.rstrip("\n"))
+    if options.name is not None:
+        say(recipe(options.name, options.config_dir).text.rstrip("\n"))
         return 0
-    for problem in unread_recipes(found.config_dir):
+    for problem in unread_recipes(options.config_dir):
         logger.warning("%s", problem)
-    listed = recipes(found.config_dir)
-    say("\n\n".join("\n".join(_lines(one)) for one in listed) or "no recipes")
+    listed = recipes(options.config_dir)
+    say("\n\n".join("\n".join(_lines(entry)) for entry in listed) or "no recipes")
     return 0
 
 
-def _lines(one: Recipe) -> Iterator[str]:
-    yield f"experiment={one.name}"
-    if one.unreadable:
-        yield f"  cannot be read: {one.unreadable}"
-    if one.description:
-        yield f"  {one.description}"
-    if one.needs:
-        yield f"  needs: {' '.join(one.needs)}"
-        yield f"  not installed: {' '.join(one.missing)}" if one.missing else "  all of it is installed"
-    if one.provider != SHIPPED or one.unreadable:
-        yield f"  from: {one.path}" + "".join(f", not that of {other}" for other in one.hidden)
+def _lines(entry: Recipe) -> Iterator[str]:
+    yield f"experiment={entry.name}"
+    if entry.unreadable:
+        yield f"  cannot be read: {entry.unreadable}"
+    if entry.description:
+        yield f"  {entry.description}"
+    if entry.needs:
+        yield f"  needs: {' '.join(entry.needs)}"
+        yield f"  not installed: {' '.join(entry.missing)}" if entry.missing else "  all of it is installed"
+    if entry.provider != SHIPPED or entry.unreadable:
+        yield f"  from: {entry.path}" + "".join(f", not that of {other}" for other in entry.hidden)

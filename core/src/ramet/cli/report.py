@@ -14,10 +14,10 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(prog="ramet report", add_help=False, description="One self-contained HTML file of a run.")
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's directory")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.run is None:
+    if options.run is None:
         raise ConfigError("which run? give its directory, or its name under runs/")
-    say(str(write_report(run_folder(found.run), found.out)))
+    say(str(write_report(run_folder(options.run), options.out)))
     return 0

@@ -42,36 +42,41 @@ def run_compare(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("results", nargs="*", type=Path, metavar="RESULT")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if not found.results:
+    if not options.results:
         raise ConfigError("compare: give one or more results, as in `ramet compare runs/before runs/after`")
-    loaded = [(file, with_verdicts(file, body)) for file, body in map(load_results, found.results)]
+    loaded = [(file, with_verdicts(file, body)) for file, body in map(load_results, options.results)]
     first, body = loaded[0]
     if len(loaded) == 1:
-        _print([results_cells(body), tool_cells(body)], found.format, body)
+        _print([results_cells(body), tool_cells(body)], options.format, body)
         return 0
     pairs = [(str(file), compare(body, other), setting_differences(body, other)) for file, other in loaded[1:]]
     n = sum(len(compared) for _, compared, _ in pairs)
     tables = [table for file, compared, settings in pairs for table in _tables(compared, settings, str(first), file, n)]
     objects = [
-        {"a": str(first), "b": file, "metrics": _json(compared), "settings": [asdict(one) for one in settings]}
+        {
+            "a": str(first),
+            "b": file,
+            "metrics": _json(compared),
+            "settings": [asdict(difference) for difference in settings],
+        }
         for file, compared, settings in pairs
     ]
-    _print(tables, found.format, objects)
+    _print(tables, options.format, objects)
     return 0
 
 
 def _tables(
     compared: Sequence[PairedComparison], settings: Sequence[SettingDifference], before: str, after: str, n: int
 ) -> list[TextTable]:
-    changed = [one for one in compared if one.won or one.lost]
+    changed = [comparison for comparison in compared if comparison.won or comparison.lost]
     return [comparison_cells(compared, before, after, n=n), setting_cells(settings), *map(pair_cells, changed)]
 
 
 def _json(compared: Sequence[PairedComparison]) -> list[dict[str, Any]]:
-    return [{**asdict(one), "difference": one.difference} for one in compared]
+    return [{**asdict(comparison), "difference": comparison.difference} for comparison in compared]
 
 
 def _print(tables: Sequence[TextTable], form: str, body: Any) -> None:
@@ -99,21 +104,21 @@ def run_judge(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="rewards and their options, as for `ramet train`")
     parser.add_argument("--format", choices=FORMATS[:2], default="table", help="default: table")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
-    found = parser.read(arguments)
-    if found is None:
+    options = parser.read(arguments)
+    if options is None:
         return 0
-    if found.result is None or "=" in str(found.result):
+    if options.result is None or "=" in str(options.result):
         raise ConfigError("judge: give a result first, as in `ramet judge runs/measured rewards=[llm_judge]`")
     from ramet.config.compose import compose
     from ramet.evaluate.judge_pass import run
 
-    resolved = compose(without_model(found.overrides), job="judge", config_dir=found.config_dir)
-    judged = run(found.result, resolved)
-    file, body = load_results(found.result)
-    results = [one.body() for each in judged for one in each.results]
+    resolved = compose(without_model(options.overrides), job="judge", config_dir=options.config_dir)
+    judged = run(options.result, resolved)
+    file, body = load_results(options.result)
+    results = [result.body() for each in judged for result in each.results]
     said = map(read_judge, judge_files(file))
-    named = {"rules": Verdicts.of_results(body), **{one["judge"]: verdicts for one, verdicts in said}}
-    _print([results_cells({**body, "results": results}), _agreement_cells(named)], found.format, None)
+    named = {"rules": Verdicts.of_results(body), **{header["judge"]: verdicts for header, verdicts in said}}
+    _print([results_cells({**body, "results": results}), _agreement_cells(named)], options.format, None)
     for each in judged:
         say(f"{each.name}: {each.n_judged} of {each.n_rollouts} judged, in {each.file}")
     failed = [f"rewards.{each.name}: {each.n_failed} verdicts failed" for each in judged if each.n_failed]
@@ -128,10 +133,10 @@ def run_judge(arguments: Sequence[str]) -> int:
 def _agreement_cells(named: Mapping[str, Verdicts]) -> TextTable:
     """Return a table with a row for every two judges; `rules` is the main metric of the evaluation itself."""
     rows = []
-    for one, other in itertools.combinations(named, 2):
-        found = agreement(named[one], named[other])
-        numbers = [str(found.n), number(found.share), number(found.kappa), str(found.first_alone)]
-        rows.append([one, other, *numbers, str(found.second_alone)])
+    for name, other in itertools.combinations(named, 2):
+        agreed = agreement(named[name], named[other])
+        numbers = [str(agreed.n), number(agreed.share), number(agreed.kappa), str(agreed.first_alone)]
+        rows.append([name, other, *numbers, str(agreed.second_alone)])
     columns = ("A", "B", "both judged", "same verdict", "kappa", "right for A alone", "right for B alone")
     caption = "`rules`: the benchmarks' own scores"
     return TextTable(columns=columns, rows=rows, title="agreement of judges", caption=caption)

@@ -81,12 +81,16 @@ def _plan_or_run(overrides: Sequence[str], point: Point, *, dry_run: bool) -> No
     points = sweep_points(overrides)
     if points is None and dry_run:
         raise ConfigError("--dry-run: which points another sweeper than Hydra's own will choose is not known before")
-    found = _composed(point, points or [])
+    composed = _composed(point, points or [])
     if not dry_run:
         _run(point)
         return
     plan = importlib.import_module(point.module).plan
-    say("\n\n".join(f"point {n}: {' '.join(one.overrides)}\n{plan(one)}" for n, one in enumerate(found)))
+    say(
+        "\n\n".join(
+            f"point {n}: {' '.join(resolved.overrides)}\n{plan(resolved)}" for n, resolved in enumerate(composed)
+        )
+    )
 
 
 def _run(point: Point) -> None:
@@ -103,44 +107,46 @@ def _run(point: Point) -> None:
 
 def _show_results(measured: Path) -> None:
     """Print the scores of all evaluations that ended well in one table, and the overrides that set each apart."""
-    found = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
-    if not found:
+    entries = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
+    if not entries:
         return
     from ramet.evaluate.files import read_summary
     from ramet.evaluate.tables import print_tables, sweep_cells
 
-    found.sort(key=lambda one: int(one["number"]))
-    shared = set.intersection(*({*one["overrides"]} for one in found)) if len(found) > 1 else set()
-    points = [(str(one["number"]), read_summary(Path(one["file"]))) for one in found]
+    entries.sort(key=lambda entry: int(entry["number"]))
+    shared = set.intersection(*({*entry["overrides"]} for entry in entries)) if len(entries) > 1 else set()
+    points = [(str(entry["number"]), read_summary(Path(entry["file"]))) for entry in entries]
     print_tables([sweep_cells(points)])
-    for one in found:  # below it: in a column of a narrow table they would be cut to pieces
-        say(f"point {one['number']}: {' '.join(text for text in one['overrides'] if text not in shared)}")
-    say(f"task by task: ramet compare {' '.join(one['file'] for one in found)}")
+    for entry in entries:  # below it: in a column of a narrow table they would be cut to pieces
+        say(f"point {entry['number']}: {' '.join(text for text in entry['overrides'] if text not in shared)}")
+    say(f"task by task: ramet compare {' '.join(entry['file'] for entry in entries)}")
 
 
 def _composed(point: Point, points: Sequence[Sequence[str]]) -> list[Resolved]:
     """The configuration of every point. Raises `ConfigErrors` with the problems of all of them."""
-    found, problems = [], list[str]()
+    composed, problems = [], list[str]()
     for number, overrides in enumerate(points):
         try:
-            found.append(point.resolved(number, overrides))
+            composed.append(point.resolved(number, overrides))
         except ConfigErrors as error:
             problems += error.problems
-    raise_all(dict.fromkeys([*problems, *_shared(found)]))
-    return found
+    raise_all(dict.fromkeys([*problems, *_shared(composed)]))
+    return composed
 
 
-def _shared(found: Sequence[Resolved]) -> list[str]:
+def _shared(resolved: Sequence[Resolved]) -> list[str]:
     """Outputs that more than one point would write to."""
     problems = []
     outputs = {
-        "run.name": [one.config.run.name for one in found],
-        "run.out": [one.config.run.out for one in found],
+        "run.name": [point.config.run.name for point in resolved],
+        "run.out": [point.config.run.out for point in resolved],
     }
     for key, values in outputs.items():
-        given = [value for value in values if value is not None]
-        twice = sorted({value for value in given if given.count(value) > 1})
-        problems += [f"{key}={value}: {given.count(value)} points of the sweep would write to it" for value in twice]
+        set_values = [value for value in values if value is not None]
+        twice = sorted({value for value in set_values if set_values.count(value) > 1})
+        problems += [
+            f"{key}={value}: {set_values.count(value)} points of the sweep would write to it" for value in twice
+        ]
     return problems
 
 

@@ -25,17 +25,17 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
         """What the user gave, options and positions in any order; None if it was `--help`, which is then answered."""
         self.add_argument("-h", "--help", action="store_true")
-        found = cast(argparse.Namespace, self.parse_intermixed_args(arguments))
-        if not found.help:
-            return found
+        options = cast(argparse.Namespace, self.parse_intermixed_args(arguments))
+        if not options.help:
+            return options
         say(self.format_help().rstrip("\n"))
         return None
 
-    def parse_intermixed_args(self, *given: Any, **named: Any) -> Any:
+    def parse_intermixed_args(self, *arguments: Any, **named: Any) -> Any:
         """Parse as argparse does, unless `asked_parser` asks for the parser itself."""
         if _asked.get():
             raise _Asked(self)
-        return super().parse_intermixed_args(*given, **named)
+        return super().parse_intermixed_args(*arguments, **named)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")

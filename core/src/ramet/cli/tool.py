@@ -21,26 +21,26 @@ _CHOOSES = re.compile(r"[+~]*(tools|experiment|tools\.[^.=]+\.use)=")
 
 
 def run(arguments: Sequence[str]) -> int:
-    found = _parser().read(arguments if arguments else ["--help"])
-    if found is None:
+    options = _parser().read(arguments if arguments else ["--help"])
+    if options is None:
         return OK
-    if found.what not in (None, "call"):
-        raise ConfigError(f"tool: no command {found.what!r}; a call is `ramet tool call {' '.join(arguments)}`")
-    if not found.words:
+    if options.what not in (None, "call"):
+        raise ConfigError(f"tool: no command {options.what!r}; a call is `ramet tool call {' '.join(arguments)}`")
+    if not options.words:
         raise ConfigError("tool: give the call, as in `ramet tool call python 'print(1)'`; see `ramet tool --help`")
-    name, *rest = found.words
+    name, *rest = options.words
     overrides = [text for text in rest if _is_setting(text)]
-    given = [text for text in rest if text not in overrides]
-    if len(given) > 1:
+    texts = [text for text in rest if text not in overrides]
+    if len(texts) > 1:
         raise ConfigError(
-            f"tool call: one text of arguments, got {len(given)}: {', '.join(map(repr, given))}; put it in quotes"
+            f"tool call: one text of arguments, got {len(texts)}: {', '.join(map(repr, texts))}; put it in quotes"
         )
     if not any(_CHOOSES.match(text) for text in overrides):
         overrides.append(f"tools=[{name}]")
-    text = sys.stdin.read() if given == ["-"] else "".join(given)
+    text = sys.stdin.read() if texts == ["-"] else "".join(texts)
     from ramet.config.compose import compose
 
-    resolved = compose(without_model(overrides), job="tool", config_dir=found.config_dir)
+    resolved = compose(without_model(overrides), job="tool", config_dir=options.config_dir)
     record, error = importlib.import_module("ramet.play.tool_call").run(resolved, name, text)
     say(record.text)
     cut = ", cut to tools.*.max_result_tokens" if record.truncated else ""
@@ -50,8 +50,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _is_setting(text: str) -> bool:
     """`x=1` is code: `x` is not a section."""
-    found = _SECTION.match(text)
-    return found is not None and found[1] in (*JOBS["tool"], *GROUPS)
+    match = _SECTION.match(text)
+    return match is not None and match[1] in (*JOBS["tool"], *GROUPS)
 
 
 def _parser() -> Parser:
