@@ -76,19 +76,19 @@ def compose(
         raise ConfigError(f"keys must be a list of strings or a dict, got the string {keys!r}; write [{keys!r}]")
     if job not in JOBS:
         raise ConfigError(f"no job {job!r}; allowed: {', '.join(JOBS)}")
-    given: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     if isinstance(keys, Mapping):
-        keys, given = _overrides(keys)
+        keys, objects = _overrides(keys)
     config = importlib.import_module("ramet.config.compose")
     folder = None if config_dir is None else Path(config_dir)
     with importlib.import_module("ramet.config.trust").trusting(map(Path, trust_recipes)):
         resolved: Resolved = config.compose(list(keys), job=job, config_dir=folder)
-    if given and resolved.config.cluster.name == "ray":
+    if objects and resolved.config.cluster.name == "ray":
         raise ConfigError(
-            f"{', '.join(given)}: cluster=ray: workers are other processes and do not have the objects of this one; "
+            f"{', '.join(objects)}: cluster=ray: workers are other processes and do not have the objects of this one; "
             "write them into a module, and name it in RAMET_PLUGINS"
         )
-    return replace(resolved, given=given)
+    return replace(resolved, given=objects)
 
 
 def train(keys: Keys) -> TrainResult:
@@ -186,8 +186,8 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
         if old != new:
             yield path.lstrip("."), old, new
         return
-    for name, (one, other) in pairs.items():
-        yield from _differences(f"{path}.{name}", one, other)
+    for name, (old_value, new_value) in pairs.items():
+        yield from _differences(f"{path}.{name}", old_value, new_value)
 
 
 def _record_files(run: Path, kind: str) -> list[Path]:
@@ -207,19 +207,19 @@ def _record_files(run: Path, kind: str) -> list[Path]:
 def _overrides(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the overrides of a dict, and its objects as they are registered here, by key (`tools.NAME`)."""
     override = importlib.import_module("ramet.config.hydra_adapter").override
-    texts, given = list[str](), dict[str, Any]()
+    texts, objects = list[str](), dict[str, Any]()
     for key, value in keys.items():
         if key in OBJECTS and isinstance(value, list | tuple):
-            pairs = [(one, None) if isinstance(one, str) else _named(key, one) for one in value]
+            pairs = [(item, None) if isinstance(item, str) else _named(key, item) for item in value]
             value = [name for name, _ in pairs]
             if twice := sorted({name for name in value if value.count(name) > 1}):
                 raise ConfigError(f"{key}: there are two called {', '.join(map(repr, twice))}; rename one")
             for name, component in pairs:
                 if component is not None:
                     _register(key, name, component)
-                    given[f"{key}.{name}"] = component
+                    objects[f"{key}.{name}"] = component
         texts.append(override(key, value))
-    return texts, given
+    return texts, objects
 
 
 def _named(group: str, component: Any) -> tuple[str, Any]:

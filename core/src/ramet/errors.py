@@ -76,10 +76,10 @@ class MissingHere(str):
     """
 
     def __new__(cls, problem: str, *, missing: str = "", unchecked: str = "") -> MissingHere:
-        made = super().__new__(cls, problem)
-        made.missing = missing
-        made.unchecked = unchecked
-        return made
+        instance = super().__new__(cls, problem)
+        instance.missing = missing
+        instance.unchecked = unchecked
+        return instance
 
     missing: str
     unchecked: str
@@ -94,9 +94,9 @@ def set_aside_missing(problems: list[str]) -> list[MissingHere]:
 
 def raise_all(problems: Iterable[str]) -> None:
     """Raise one `ConfigErrors` with every problem, or return when there is none."""
-    found = list(problems)
-    if found:
-        raise ConfigErrors(found)
+    all_problems = list(problems)
+    if all_problems:
+        raise ConfigErrors(all_problems)
 
 
 @contextmanager

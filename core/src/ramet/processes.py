@@ -196,17 +196,17 @@ class ProcessReaper:
 def _members(tag: str, folder: str, owner: int) -> list[int]:
     """Processes that belong to the reaper, without the owner and this one."""
     wanted = f"{TAG}={tag}".encode()
-    found = []
+    pids = []
     for entry in PROC.iterdir():
         if entry.name.isdigit() and int(entry.name) not in (owner, os.getpid()):
             with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
                 if wanted in (entry / "environ").read_bytes().split(b"\0") or _has_open(entry, folder):
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def _has_open(process: Path, folder: str) -> bool:
-    return bool(folder) and any(os.readlink(one).startswith(f"{folder}/") for one in (process / "fd").iterdir())
+    return bool(folder) and any(os.readlink(link).startswith(f"{folder}/") for link in (process / "fd").iterdir())
 
 
 def _helper(tag: str, owner: int) -> None:
@@ -214,8 +214,8 @@ def _helper(tag: str, owner: int) -> None:
     folder = ""
 
     def kill_all() -> None:
-        while left := _members(tag, folder, owner):
-            for pid in left:
+        while pids := _members(tag, folder, owner):
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)

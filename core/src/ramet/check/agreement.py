@@ -105,19 +105,21 @@ def compare(
     """
     engine = _sampled(rows, [row.engine_logprobs for row in rows])
     trainer = _sampled(rows, logprobs)
-    known = [row.entropies for row in rows if row.entropies is not None]
+    engine_entropies = [row.entropies for row in rows if row.entropies is not None]
     return Agreement(
         rollouts=len(rows),
         tokens=len(engine),
         logprobs=_spread(trainer - engine),
-        entropies=_spread(_sampled(rows, entropies) - _sampled(rows, known)) if len(known) == len(rows) else None,
+        entropies=_spread(_sampled(rows, entropies) - _sampled(rows, engine_entropies))
+        if len(engine_entropies) == len(rows)
+        else None,
         weights=_weights(np.exp(trainer - engine), tis_cap),
         worst=_worst(rows, engine, trainer),
     )
 
 
 def _sampled(rows: Sequence[Row], values: Sequence[Floats]) -> Numbers:
-    return np.concatenate([one[row.mask] for row, one in zip(rows, values, strict=True)]).astype(np.float64)
+    return np.concatenate([per_token[row.mask] for row, per_token in zip(rows, values, strict=True)]).astype(np.float64)
 
 
 def _spread(differences: Numbers) -> Spread:

@@ -148,7 +148,9 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
     scored = [
         ScoredGroup(
             task=group.task,
-            rollouts=tuple(ScoredRollout(rollout=one, reward=0.0 if one.valid else None) for one in group.rollouts),
+            rollouts=tuple(
+                ScoredRollout(rollout=rollout, reward=0.0 if rollout.valid else None) for rollout in group.rollouts
+            ),
         )
         for group in groups
     ]
@@ -187,7 +189,9 @@ def describe_weights(weights: Weights, tis_cap: float | None) -> str:
 
 
 def _numbers(spread: Spread | None) -> tuple[str, ...]:
-    return ("-",) * 3 if spread is None else tuple(f"{one:.3g}" for one in (spread.mean, spread.p99, spread.largest))
+    return (
+        ("-",) * 3 if spread is None else tuple(f"{value:.3g}" for value in (spread.mean, spread.p99, spread.largest))
+    )
 
 
 def describe_token(token: Token, rows: Sequence[Row], encoder: Encoder) -> str:
@@ -195,13 +199,13 @@ def describe_token(token: Token, rows: Sequence[Row], encoder: Encoder) -> str:
     row, at = rows[token.row], token.position
     ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
     here = len(row.prompt_ids) + at
-    before, one, after = (
+    before, token_text, after = (
         " ".join(visible_lines(encoder.decode(part)))
         for part in (ids[max(0, here - AROUND) : here], ids[here : here + 1], ids[here + 1 : here + 1 + AROUND])
     )
     return (
         f"worst token: task {row.task_id}, rollout {row.rollout_id}, turn {row.turn_ids[at]}, position {at} of the "
-        f"response: engine {token.engine:.6f}, trainer {token.trainer:.6f}\n  {before}»{one}«{after}"
+        f"response: engine {token.engine:.6f}, trainer {token.trainer:.6f}\n  {before}»{token_text}«{after}"
     )
 
 

@@ -125,7 +125,7 @@ def _ray(config: Config) -> Iterator[Finding]:
 def _nearest(folder: Path) -> Path:
     """The folder itself, or the one above it that is there."""
     whole = folder.absolute()
-    return next(one for one in (whole, *whole.parents) if one.is_dir())
+    return next(parent for parent in (whole, *whole.parents) if parent.is_dir())
 
 
 def _disk(what: str, folder: Path, key: str) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
 
 def _mcp_servers(config: Config) -> Iterator[Finding]:
     """They are not started: that may be slow, and a run does it before anything else."""
-    servers = {name: one.params for name, one in config.tools.items() if isinstance(one.params, McpConfig)}
+    servers = {name: tool.params for name, tool in config.tools.items() if isinstance(tool.params, McpConfig)}
     if servers and importlib.util.find_spec("mcp") is None:
         yield _found("mcp", "the package is not installed", Severity.PROBLEM, "pip install 'ramet[mcp]'")
     for name, options in servers.items():

@@ -40,14 +40,14 @@ def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
     """Every check, the core's first. Never raises for what a check does."""
     context = DoctorContext(options=options_of(resolved.config), offline=offline)
     servers = check_mcp_servers(resolved.config, offline=offline)
-    own = tuple(_hidden(one) for one in (*check_host(resolved.config), *_plugins(), *servers))
-    found = [Examined(name=BUILTIN, distribution="ramet", findings=own)]
+    own_findings = tuple(_hidden(finding) for finding in (*check_host(resolved.config), *_plugins(), *servers))
+    examined = [Examined(name=BUILTIN, distribution="ramet", findings=own_findings)]
     for entry in extensions.extensions(extensions.DOCTOR):
         if _is_concerned(entry.distribution, resolved.config):
             with _without_news():
-                findings = tuple(_hidden(one) for one in _ask(entry, context))
-            found.append(Examined(name=entry.name, distribution=entry.distribution, findings=findings))
-    return found
+                findings = tuple(_hidden(finding) for finding in _ask(entry, context))
+            examined.append(Examined(name=entry.name, distribution=entry.distribution, findings=findings))
+    return examined
 
 
 def _is_concerned(distribution: str, config: Config) -> bool:
@@ -60,7 +60,7 @@ def _is_concerned(distribution: str, config: Config) -> bool:
             continue
         owners = {entry.name: entry.distribution for entry in getattr(registries, group.kind)}
         node: Any = getattr(config, group.name)
-        names = [one.use or name for name, one in node.items()] if group.many else [node.name]
+        names = [settings.use or name for name, settings in node.items()] if group.many else [node.name]
         if distribution in {owners.get(name) for name in names}:
             return True
         offers = offers or distribution in owners.values()
@@ -83,12 +83,12 @@ def _without_news() -> Iterator[None]:
 
 def options_of(config: Config) -> dict[str, Any]:
     """The options of every chosen component, by its key."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for group in COMPONENTS:
-        chosen: Any = getattr(config, group.name)
-        named = chosen.items() if isinstance(chosen, Mapping) else [(None, chosen)]
-        found |= {group.name if name is None else f"{group.name}.{name}": one.params for name, one in named}
-    return {key: options for key, options in found.items() if options is not None}
+        configured: Any = getattr(config, group.name)
+        named = configured.items() if isinstance(configured, Mapping) else [(None, configured)]
+        by_key |= {group.name if name is None else f"{group.name}.{name}": settings.params for name, settings in named}
+    return {key: options for key, options in by_key.items() if options is not None}
 
 
 def _plugins() -> Iterator[Finding]:
@@ -107,12 +107,12 @@ def _plugins() -> Iterator[Finding]:
 def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:
     try:
         check: Callable[[DoctorContext], Any] = entry.load()
-        made = check(context)
-        found = list(run_async(_awaited(made)) if inspect.isawaitable(made) else made)
-        wrong = next((one for one in found if not isinstance(one, Finding)), None)
+        returned = check(context)
+        findings = list(run_async(_awaited(returned)) if inspect.isawaitable(returned) else returned)
+        wrong = next((finding for finding in findings if not isinstance(finding, Finding)), None)
         if wrong is not None:
             raise TypeError(f"returned {wrong!r:.80}, which is not a Finding")
-        return found
+        return findings
     except PluginError as error:
         problem = str(error)
     except (Exception, SystemExit) as error:
@@ -127,9 +127,9 @@ def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:
     ]
 
 
-async def _awaited(made: Any) -> Any:
+async def _awaited(awaitable: Any) -> Any:
     async with asyncio.timeout(CHECK_TIMEOUT_S):
-        return await made
+        return await awaitable
 
 
 def _hidden(finding: Finding) -> Finding:

@@ -25,13 +25,13 @@ def check_mcp_servers(config: Config, *, offline: bool) -> Iterator[Finding]:
             continue
         try:
             server = load_plugins().get("tools", settings.use or name).build(settings.params, key=what)
-            found = run_async(_tools(server))
+            tool_names = run_async(_tools(server))
         except (RametError, TimeoutError) as error:
             fix = f"see {what}.params, and try it: ramet tool call"
             text = str(error) or f"the MCP server did not list its tools within {OPEN_TIMEOUT_S:g} s"
             yield Finding(what=what, severity=Severity.PROBLEM, text=text, fix=fix)
         else:
-            listed = ", ".join(found) or "none"
+            listed = ", ".join(tool_names) or "none"
             yield Finding(what=what, severity=Severity.OK, text=f"the MCP server offers: {listed}")
 
 

@@ -124,8 +124,8 @@ def _is_outage(error: BaseException, seen: frozenset[int]) -> bool:
 def _is_network_outage(error: BaseException, seen: frozenset[int]) -> bool:
     """Whether an exception of a client is more than a refusal of what it was asked for."""
     holders = (error, getattr(error, "response", None))
-    found = [getattr(holder, name, None) for holder in holders for name in ("code", "status", "status_code")]
-    status = next((one for one in found if isinstance(one, int)), None)
+    codes = [getattr(holder, name, None) for holder in holders for name in ("code", "status", "status_code")]
+    status = next((code for code in codes if isinstance(code, int)), None)
     if status is not None and 400 <= status < 500:
         return status in _SERVICE_STATUS
     if type(error).__name__ == "URLError":  # its reason is an exception, or a text: the address makes no sense

@@ -52,9 +52,9 @@ class TokenBucket:
         self._queued += n
         try:
             async with self._turn:
-                while (left := self._left()) > 0:
-                    self._refuse_if_late(left, ends_at)
-                    await asyncio.sleep(left)
+                while (wait_s := self._left()) > 0:
+                    self._refuse_if_late(wait_s, ends_at)
+                    await asyncio.sleep(wait_s)
                 self._next = max(self._next, time.monotonic()) + n / self.rate
         finally:
             self._queued -= n
@@ -63,12 +63,12 @@ class TokenBucket:
         """Seconds until the next permit."""
         return self._next - BURST_S - time.monotonic()
 
-    def _refuse_if_late(self, left: float, ends_at: float | None) -> None:
+    def _refuse_if_late(self, wait_s: float, ends_at: float | None) -> None:
         now = time.monotonic()
-        if ends_at is None or left <= 0 or now + left <= ends_at:
+        if ends_at is None or wait_s <= 0 or now + wait_s <= ends_at:
             return
         paused = self._reason if now < self._paused_until else ""
-        raise InfraError(paused or f"more calls than {self.rate:g} per s", retry_after_s=left)
+        raise InfraError(paused or f"more calls than {self.rate:g} per s", retry_after_s=wait_s)
 
     async def pause(self, seconds: float, *, reason: str = "", slower: bool = False) -> None:
         now = time.monotonic()

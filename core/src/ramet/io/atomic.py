@@ -58,9 +58,9 @@ def open_atomic(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 def temporary_folder(path: Path) -> Path:
     """A new folder `.NAME.RANDOM.tmp` next to `path`, which the caller fills, syncs and renames to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = _temporary_path(path)
-    made.mkdir()
-    return made
+    folder = _temporary_path(path)
+    folder.mkdir()
+    return folder
 
 
 def sync(path: Path) -> None:
@@ -104,12 +104,12 @@ def finish_removals(parent: Path, names: re.Pattern[str]) -> list[Path]:
 
     `names` are those that they had, so that only folders of the caller's own kind are touched. No link is followed.
     """
-    found = [(path, _REMOVED.fullmatch(path.name)) for path in parent.glob(".*.old")]
-    left = [path for path, match in found if match and names.fullmatch(match[1])]
-    left = [path for path in left if path.is_dir() and not path.is_symlink()]
-    for path in left:
+    candidates = [(path, _REMOVED.fullmatch(path.name)) for path in parent.glob(".*.old")]
+    folders = [path for path, match in candidates if match and names.fullmatch(match[1])]
+    folders = [path for path in folders if path.is_dir() and not path.is_symlink()]
+    for path in folders:
         shutil.rmtree(path, ignore_errors=True)
-    return left
+    return folders
 
 
 def _temporary_path(path: Path) -> Path:

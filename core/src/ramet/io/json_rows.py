@@ -95,8 +95,8 @@ def _array_row(number: int, element: Any) -> DataRow:
 
 def _constant_in(value: Any) -> str | None:
     if isinstance(value, dict | list):
-        found = map(_constant_in, value.values() if isinstance(value, dict) else value)
-        return next((name for name in found if name is not None), None)
+        constants = map(_constant_in, value.values() if isinstance(value, dict) else value)
+        return next((name for name in constants if name is not None), None)
     return value if isinstance(value, _Constant) else None
 
 

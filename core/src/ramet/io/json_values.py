@@ -40,10 +40,10 @@ def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
         return most < 1
     level = [value]
     for _ in range(most):
-        level = [item for one in level for item in _items(one) if type(item) not in SCALARS]
+        level = [item for container in level for item in _items(container) if type(item) not in SCALARS]
         if not level:
             return False
-    return any(isinstance(one, Mapping | list | tuple) for one in level)
+    return any(isinstance(container, Mapping | list | tuple) for container in level)
 
 
 def json_fault(value: Any) -> str | None:

@@ -53,10 +53,10 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # torch.distributed.checkpoint's is not an `Exception`
-        found = _os_error(error, path)
-        if found is None or found is error:
+        os_error = _os_error(error, path)
+        if os_error is None or os_error is error:
             raise
-        raise found from error
+        raise os_error from error
 
 
 def _os_error(error: BaseException, path: Path) -> OSError | None:
@@ -67,8 +67,8 @@ def _os_error(error: BaseException, path: Path) -> OSError | None:
         unnamed = error.errno is not None and error.filename is None
         return OSError(error.errno, error.strerror, str(path)) if unnamed else error
     text = str(error)
-    if type(error).__name__ == "SafetensorError" and (found := _RUST.search(text)):
-        number = int(found[1] or found[2])
+    if type(error).__name__ == "SafetensorError" and (match := _RUST.search(text)):
+        number = int(match[1] or match[2])
         return OSError(number, os.strerror(number), str(path))
     if isinstance(error, RuntimeError) and (said := _TORCH.search(text)):
         free = _free_bytes(path)

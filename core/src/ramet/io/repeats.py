@@ -71,8 +71,8 @@ def forget() -> None:
 def report(logger: logging.Logger, steps: int | None = None) -> None:
     """Log how often each kind was seen that was seen more than once, and forget all. `steps`: that this process did."""
     with _lock:
-        found = [(kind, number, kind in _by_step) for kind, number in _seen.items() if number > 1]
+        repeated = [(kind, number, kind in _by_step) for kind, number in _seen.items() if number > 1]
     forget()
-    for kind, number, by_step in found:
+    for kind, number, by_step in repeated:
         where = f"in {number} of {steps} steps" if by_step and steps else f"{number} times"
         logger.warning("%s: seen %s", kind, where)

@@ -45,9 +45,9 @@ async def _run(config: Config, name: str, text: str) -> CallEnd:
         box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed))
         try:
             if name not in box.tools:
-                known = ", ".join(box.tools) or "none"
+                configured = ", ".join(box.tools) or "none"
                 close = suggest(name, box.tools)
-                raise ConfigError(f"tool call: no tool {name!r}; configured: {known}{'.' if close else ''}{close}")
+                raise ConfigError(f"tool call: no tool {name!r}; configured: {configured}{'.' if close else ''}{close}")
             return await _call(config, *box.tools[name], box.schemas[name], text)
         finally:
             await box.close()
@@ -58,10 +58,10 @@ def _say_if_json(schema: ToolSchema, text: str) -> None:
     if schema.text_parameter is None or not text.lstrip().startswith("{"):
         return
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return
-    if isinstance(found, dict) and found and set(found) <= set(schema.parameters.get("properties", {})):
+    if isinstance(parsed, dict) and parsed and set(parsed) <= set(schema.parameters.get("properties", {})):
         logger.warning(
             "tool call: %s takes one text, %s, and was given the JSON object as that text; write the text alone",
             schema.name, schema.text_parameter,

@@ -148,7 +148,7 @@ def load_from(sources: list[Source]) -> Plugins:
 
 def _once(source: Source, loaded: Iterable[Source]) -> Source:
     """The source; one that is broken if its module is that of another one, which is installed."""
-    first = next((one for one in loaded if one.module == source.module and one.name != source.name), None)
+    first = next((other for other in loaded if other.module == source.module and other.name != source.name), None)
     if first is None:
         return source
 
@@ -194,33 +194,33 @@ def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registr
 
 
 def _contract_of(module: Any, source: Source) -> str:
-    found = getattr(module, "ramet_contract", None)
-    if found is None:
+    contract = getattr(module, "ramet_contract", None)
+    if contract is None:
         raise PluginError(f"module {source.module!r} does not state ramet_contract = {CONTRACT_VERSION!r}")
-    if not isinstance(found, str):
-        kind = type(found).__name__
+    if not isinstance(contract, str):
+        kind = type(contract).__name__
         raise PluginError(
-            f'ramet_contract is {found!r} ({kind}); write it as text: ramet_contract = "{CONTRACT_VERSION}"'
+            f'ramet_contract is {contract!r} ({kind}); write it as text: ramet_contract = "{CONTRACT_VERSION}"'
         )
-    if found != CONTRACT_VERSION:
+    if contract != CONTRACT_VERSION:
         raise PluginError(
-            f"built for contract version {found}, this ramet supports {CONTRACT_VERSION}: install a matching "
+            f"built for contract version {contract}, this ramet supports {CONTRACT_VERSION}: install a matching "
             f"release of {source.distribution}"
         )
-    return found
+    return contract
 
 
 def _expect_known_hooks(module: Any) -> None:
     """A hook with a wrong name would never be called, and the plugin would seem to offer nothing."""
-    known = [f"register_{kind}" for kind, _ in Registries()]
+    hook_names = [f"register_{kind}" for kind, _ in Registries()]
     for name, member in vars(module).items():
-        if name in known or not callable(member):
+        if name in hook_names or not callable(member):
             continue
-        close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
+        close = difflib.get_close_matches(name, hook_names, n=1, cutoff=CLOSE)
         if hasattr(member, "ramet_impl"):
-            close = close or difflib.get_close_matches(name, known, n=1)
+            close = close or difflib.get_close_matches(name, hook_names, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise PluginError(f"there is no hook {name!r}.{hint} Hooks: {', '.join(known)}")
+            raise PluginError(f"there is no hook {name!r}.{hint} Hooks: {', '.join(hook_names)}")
         if close:
             raise PluginError(f"{name!r} is no hook and would never be called. Did you mean {close[0]!r}?")
 

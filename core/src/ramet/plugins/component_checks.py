@@ -83,21 +83,23 @@ def is_tool_set(built: object) -> bool:
 def misfits(built: object, kind: str) -> list[str]:
     """What keeps `built` from being a component of this kind (as registries call it), empty if nothing does."""
     if kind == "tool" and is_tool_set(built):
-        found = [*_attributes(built, ToolSet), *_methods(built, ToolSet)]
+        problems = [*_attributes(built, ToolSet), *_methods(built, ToolSet)]
     elif kind in PROTOCOLS:
-        found = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
-        found += _schema_problems(built) if kind == "tool" else ()
-        found += _stateful(built, kind) if kind in STATEFUL else ()
-        found += info_problems(getattr(built, "info", None)) if kind == "benchmark" else ()
+        problems = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
+        problems += _schema_problems(built) if kind == "tool" else ()
+        problems += _stateful(built, kind) if kind in STATEFUL else ()
+        problems += info_problems(getattr(built, "info", None)) if kind == "benchmark" else ()
         owner = getattr(built, "state_owner", None)
-        found += [] if owner is None else [f"its attribute 'state_owner' {one}" for one in _stateful(owner, kind)]
+        problems += (
+            [] if owner is None else [f"its attribute 'state_owner' {problem}" for problem in _stateful(owner, kind)]
+        )
     else:
         return []
     for name, (form, kinds) in OPTIONAL.items():
-        found += _methods(built, form) if kind in kinds and hasattr(built, name) else ()
-    if found and kind in MADE_OF_FUNCTIONS and inspect.isfunction(built) and not is_async(built):
-        found.append(MADE_OF_FUNCTIONS[kind])
-    return found
+        problems += _methods(built, form) if kind in kinds and hasattr(built, name) else ()
+    if problems and kind in MADE_OF_FUNCTIONS and inspect.isfunction(built) and not is_async(built):
+        problems.append(MADE_OF_FUNCTIONS[kind])
+    return problems
 
 
 def _schema_problems(tool: object) -> Iterator[str]:
@@ -167,16 +169,18 @@ def info_problems(info: object) -> Iterator[str]:
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def _stateful(built: object, kind: str) -> Iterator[str]:
     """Members of `Stateful` and `Environment`: each by itself is of no use."""
-    own = [name for name in ("begin", "state_key", "finish") if kind == "rollout step" and hasattr(built, name)]
-    given = [name for name in ("forks", "open", "fork", "close") if hasattr(built, name)]
-    if not own and not given:
+    of_environment = [
+        name for name in ("begin", "state_key", "finish") if kind == "rollout step" and hasattr(built, name)
+    ]
+    of_stateful = [name for name in ("forks", "open", "fork", "close") if hasattr(built, name)]
+    if not of_environment and not of_stateful:
         return
-    has = " and ".join(f"`{name}`" for name in given + own)
+    has = " and ".join(f"`{name}`" for name in of_stateful + of_environment)
     forks = getattr(built, "forks", None)
     if forks not in FORKS:
         yield (
@@ -189,7 +193,7 @@ def _stateful(built: object, kind: str) -> Iterator[str]:
         problem = _method(built, name, vars(Stateful)[name])
         if problem:
             yield f"has {has} but {problem}" if not hasattr(built, name) else problem
-    for name in own:
+    for name in of_environment:
         problem = _method(built, name, vars(Environment)[name])
         if problem:
             yield problem
@@ -215,20 +219,20 @@ def _methods(built: object, protocol: type[Any]) -> Iterator[str]:
 
 def _method(built: object, name: str, expected: Any) -> str | None:
     wanted = f"{'async ' if inspect.iscoroutinefunction(expected) else ''}def {name}{_without_types(expected)}"
-    found: Any = built if name == "__call__" and callable(built) else getattr(built, name, None)
-    if isinstance(found, type):
-        return f"is the class {found.__name__} itself; the factory must return an object"
-    if not callable(found):
+    member: Any = built if name == "__call__" and callable(built) else getattr(built, name, None)
+    if isinstance(member, type):
+        return f"is the class {member.__name__} itself; the factory must return an object"
+    if not callable(member):
         return f"lacks `{wanted}`"
-    if any(map(inspect.isasyncgenfunction, (found, getattr(type(found), "__call__", None)))):  # noqa: B004
+    if any(map(inspect.isasyncgenfunction, (member, getattr(type(member), "__call__", None)))):  # noqa: B004
         return f"has a `{name}` with `yield`, which makes it an async generator; expected `{wanted}` that returns"
-    if is_async(found) != is_async(expected):
-        return f"has {'an async' if is_async(found) else 'a plain'} `{name}`; expected `{wanted}`"
+    if is_async(member) != is_async(expected):
+        return f"has {'an async' if is_async(member) else 'a plain'} `{name}`; expected `{wanted}`"
     parameters = list(inspect.signature(expected).parameters)[1:]
     try:
-        inspect.signature(found).bind(*parameters)
+        inspect.signature(member).bind(*parameters)
     except TypeError:
-        return f"has `{name}{inspect.signature(found)}`; expected `{wanted}`"
+        return f"has `{name}{inspect.signature(member)}`; expected `{wanted}`"
     except ValueError:  # a built-in says nothing about its parameters
         return None
     return None

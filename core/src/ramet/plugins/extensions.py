@@ -33,12 +33,12 @@ class ExtensionEntry:
     def load(self) -> Any:
         """The function. Raises `PluginError` that names the distribution if it cannot be imported or called."""
         try:
-            found = self.point.load()
+            function = self.point.load()
         except (Exception, SystemExit) as error:  # a package may do anything at import
             raise PluginError(f"{self}: {type(error).__name__}: {error}") from error
-        if not callable(found):
-            raise PluginError(f"{self}: must be a function, got {found!r:.80}")
-        return found
+        if not callable(function):
+            raise PluginError(f"{self}: must be a function, got {function!r:.80}")
+        return function
 
     def __str__(self) -> str:
         return f"{self.point.group.removeprefix('ramet.').removesuffix('s')} {self.name!r} of {self.distribution}"
@@ -46,8 +46,8 @@ class ExtensionEntry:
 
 def extensions(group: str) -> list[ExtensionEntry]:
     """Return everything that is installed in this group, by name."""
-    found = [ExtensionEntry(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
-    return sorted(found, key=lambda one: (one.name, one.distribution))
+    entries = [ExtensionEntry(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
+    return sorted(entries, key=lambda entry: (entry.name, entry.distribution))
 
 
 def package_folders(package: str) -> list[Path]:
@@ -59,19 +59,19 @@ def package_folders(package: str) -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
-def extension(group: str, name: str, own: Collection[str]) -> ExtensionEntry:
-    """Return the entry of this name, which is none of the core's `own`.
+def extension(group: str, name: str, own_names: Collection[str]) -> ExtensionEntry:
+    """Return the entry of this name, which is none of the core's `own_names`.
 
     Raises `ConfigError` if there is none, with what there is, and `PluginError` if several packages offer it.
     """
-    found = extensions(group)
-    offered = [one for one in found if one.name == name]
+    entries = extensions(group)
+    offered = [entry for entry in entries if entry.name == name]
     if len(offered) > 1:
-        packages = " and by ".join(one.distribution for one in offered)
+        packages = " and by ".join(entry.distribution for entry in offered)
         raise PluginError(f"{offered[0].point.group}: {name!r} is offered by {packages}; uninstall one")
     if offered:
         return offered[0]
-    names = [*own, *(one.name for one in found if one.name not in own)]
+    names = [*own_names, *(entry.name for entry in entries if entry.name not in own_names)]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     what = group.removeprefix("ramet.")

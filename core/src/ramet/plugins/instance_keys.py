@@ -47,7 +47,9 @@ def instance_key(declared: str) -> str:
 def _rename(error: ConfigError, declared: str, key: str) -> None:
     if isinstance(error, ConfigErrors):
         error.problems = [renamed(problem, declared, key) for problem in error.problems]
-    error.args = tuple(renamed(one, declared, key) if isinstance(one, str) else one for one in error.args)
+    error.args = tuple(
+        renamed(argument, declared, key) if isinstance(argument, str) else argument for argument in error.args
+    )
 
 
 def renamed(text: str, declared: str, key: str) -> str:

@@ -92,8 +92,10 @@ def loss_problem(output: object, batch: LossInputs) -> str | None:
     if not _is_tensor(per_token):
         return f"per_token is {type(per_token).__name__}: return a tensor [T]"
     if per_token.shape != shape:
-        found = list(per_token.shape)
-        return f"per_token has shape {found}: return one value per token, here {list(shape)}; the core aggregates"
+        returned_shape = list(per_token.shape)
+        return (
+            f"per_token has shape {returned_shape}: return one value per token, here {list(shape)}; the core aggregates"
+        )
     if not per_token.requires_grad:
         return "per_token carries no gradient: compute it from batch.logprobs, without no_grad"
     for name, metric in output.metrics.items():

@@ -61,12 +61,12 @@ def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost
         inner = inner.f_back
     for task in waiting:
         awaited: Any = task.get_coro()
-        found: FrameType | None = None
+        plugin_frame: FrameType | None = None
         while (step := getattr(awaited, "cr_frame", None)) is not None:
-            found = step if _is_plugin_code(step) else found
+            plugin_frame = step if _is_plugin_code(step) else plugin_frame
             awaited = awaited.cr_await
-        if found is not None:
-            return _at(found)
+        if plugin_frame is not None:
+            return _at(plugin_frame)
     return ""
 
 
@@ -139,15 +139,15 @@ def code_hash(module: str) -> str | None:
         return None
     if spec is None:
         return None
-    digest, found = hashlib.sha256(), False
+    digest, has_files = hashlib.sha256(), False
     for folder in spec.submodule_search_locations or ():
         for path in sorted(p for p in Path(folder).rglob("*") if p.suffix in CODE and p.is_file()):
             digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-            found = True
+            has_files = True
     if spec.submodule_search_locations is None and spec.origin is not None and Path(spec.origin).is_file():
         digest.update(Path(spec.origin).read_bytes())
-        found = True
-    return digest.hexdigest() if found else None
+        has_files = True
+    return digest.hexdigest() if has_files else None
 
 
 def object_hash(component: object) -> str | None:
@@ -156,9 +156,9 @@ def object_hash(component: object) -> str | None:
     What the object holds, and other functions that it calls, are not in it.
     """
     inner = written_by_user(component)
-    methods = [one for one in vars(type(inner)).values() if inspect.isfunction(one)]
+    methods = [method for method in vars(type(inner)).values() if inspect.isfunction(method)]
     try:
-        text = "".join(inspect.getsource(one) for one in ([inner] if inspect.isroutine(inner) else methods))
+        text = "".join(inspect.getsource(function) for function in ([inner] if inspect.isroutine(inner) else methods))
     except OSError:  # typed into a shell
         return None
     return hashlib.sha256(text.encode()).hexdigest() if text else None

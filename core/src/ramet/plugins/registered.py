@@ -53,17 +53,17 @@ def code_of_reward(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     entry = load_plugins().get("rewards", name)
     if entry.config is None or not hasattr(entry.config, "runs_code"):
         return {}
-    found: dict[str, str] = _options(entry.config, options, f"reward {name!r}").runs_code()
-    return found
+    code_by_option: dict[str, str] = _options(entry.config, options, f"reward {name!r}").runs_code()
+    return code_by_option
 
 
-def _options(config: type[Any], given: Mapping[str, Any], where: str) -> Any:
+def _options(config: type[Any], options: Mapping[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(config)
     fields = [field.name for field in dataclasses.fields(config) if field.init]
-    unknown = [str(key) for key in given if key not in fields]
+    unknown = [str(key) for key in options if key not in fields]
     if unknown:
         raise ConfigError(f"{where}: no option {', '.join(unknown)}; allowed: {', '.join(fields)}")
-    values = {key: _value(hints[key], value, f"{where}, option {key}") for key, value in given.items()}
+    values = {key: _value(hints[key], value, f"{where}, option {key}") for key, value in options.items()}
     try:
         return config(**values)
     except (TypeError, ValueError) as error:

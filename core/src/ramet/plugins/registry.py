@@ -88,14 +88,16 @@ class Entry(Generic[T]):
     def _misuse(self, factory: Any) -> str | None:
         """Return why the factory cannot be called: often it is the component itself, or a class that takes options."""
         try:
-            found = inspect.signature(factory)
+            signature = inspect.signature(factory)
         except (ValueError, TypeError):  # a built-in says nothing about its parameters
             return None
         try:
-            found.bind(*([] if self.config is None else [None]))
+            signature.bind(*([] if self.config is None else [None]))
         except TypeError:
             where = defined_at(factory, "__init__" if isinstance(factory, type) else "__call__")
-            needs = f"needs {found} and is called {'without arguments' if self.config is None else 'with its options'}"
+            needs = (
+                f"needs {signature} and is called {'without arguments' if self.config is None else 'with its options'}"
+            )
             if isinstance(factory, type):
                 return f"is registered as the class {factory.__name__}, whose __init__ {needs}: {OPTIONS_HOW}{where}"
             return f"{needs}: register a factory that makes the object: register({self.name!r}, lambda: …){where}"
@@ -164,8 +166,8 @@ class Registry(Generic[T]):
             return self._entries[name]
         close = difflib.get_close_matches(name, self._entries, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        known = ", ".join(self.names) or "none"
-        raise ConfigError(f"{self.group}: no {self.kind} named {name!r}.{hint} Installed: {known}{absent}.")
+        installed = ", ".join(self.names) or "none"
+        raise ConfigError(f"{self.group}: no {self.kind} named {name!r}.{hint} Installed: {installed}{absent}.")
 
 
 def _twice(taken: Entry[Any], entry: Entry[Any]) -> str:
@@ -199,5 +201,5 @@ class Registries:
     benchmarks: Registry[Benchmark] = field(default_factory=lambda: Registry("benchmark", "benchmarks"))
 
     def __iter__(self) -> Iterator[tuple[str, Registry[Any]]]:
-        for one in dataclasses.fields(self):
-            yield one.name, getattr(self, one.name)
+        for registry_field in dataclasses.fields(self):
+            yield registry_field.name, getattr(self, registry_field.name)

@@ -91,8 +91,8 @@ def _blocked(installed: Sequence[str]) -> list[str]:
         if name not in installed:
             close = difflib.get_close_matches(name, installed, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(sorted(set(installed))) or "none"
-            raise ConfigError(f"RAMET_BLOCK_PLUGINS: no plugin named {name!r} is installed.{hint} Installed: {known}")
+            listed = ", ".join(sorted(set(installed))) or "none"
+            raise ConfigError(f"RAMET_BLOCK_PLUGINS: no plugin named {name!r} is installed.{hint} Installed: {listed}")
     return blocked
 
 
@@ -119,10 +119,10 @@ def _entry_point_source(point: EntryPoint) -> Source:
 
 def module_source(name: str, module: str, distribution: str) -> Source:
     try:
-        found = version(distribution)
+        installed_version = version(distribution)
     except PackageNotFoundError:
-        found = ""
-    return Source(name, module, distribution, found, functools.partial(_import, module))
+        installed_version = ""
+    return Source(name, module, distribution, installed_version, functools.partial(_import, module))
 
 
 def _import(module: str) -> Any:

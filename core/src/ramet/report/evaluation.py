@@ -29,37 +29,37 @@ def find_evaluation(run: Path, config: DictConfig) -> StoredEvaluation | None:
     places = [Path(named)] if isinstance(named, str) else []
     for out in (*places, run / "results.json"):
         try:
-            if (found := stored_evaluation(out)) is not None:
-                return found
+            if (evaluation := stored_evaluation(out)) is not None:
+                return evaluation
         except ConfigError as error:
             logger.warning("report: %s", error)
     return None
 
 
-def evaluation_data(found: StoredEvaluation) -> Json:
-    body = found.body
+def evaluation_data(evaluation: StoredEvaluation) -> Json:
+    body = evaluation.body
     return {
         "model": body["model"],
         "k": body["k"],
-        "finished": found.is_finished,
-        "benchmarks": [_benchmark(one, body["k"]) for one in body["results"]],
+        "finished": evaluation.is_finished,
+        "benchmarks": [_benchmark(result, body["k"]) for result in body["results"]],
         "notes": [*without_answers(body["results"])],
-        "judges": list(_judges(found)),
+        "judges": list(_judges(evaluation)),
     }
 
 
-def _benchmark(one: Mapping[str, Any], k: int) -> Json:
-    tasks = [TaskResult.from_body(task) for task in one["tasks"]]
-    main = one["metrics"][0]["metric"]
+def _benchmark(result: Mapping[str, Any], k: int) -> Json:
+    tasks = [TaskResult.from_body(task) for task in result["tasks"]]
+    main = result["metrics"][0]["metric"]
     return {
-        "name": one["name"],
+        "name": result["name"],
         "n_tasks": len(tasks),
-        "judged": one["judged"],
-        "ends": end_shares(one),
-        "metrics": [_metric(metric) for metric in one["metrics"]],
+        "judged": result["judged"],
+        "ends": end_shares(result),
+        "metrics": [_metric(metric) for metric in result["metrics"]],
         "sources": _sources(tasks, main),
-        "curve": _pass_curve(one["name"], tasks, main, k),
-        "tools": one["tools"],
+        "curve": _pass_curve(result["name"], tasks, main, k),
+        "tools": result["tools"],
         "missing": _missing(tasks, main),
     }
 
@@ -69,7 +69,7 @@ def _metric(metric: Mapping[str, Any]) -> Json:
         "name": metric["metric"],
         "avg": _interval(metric["avg"]),
         "bounds": metric.get("bounds"),
-        "passes": [[one["k"], one["estimate"]["mean"]] for one in metric["passes"]],
+        "passes": [[estimate["k"], estimate["estimate"]["mean"]] for estimate in metric["passes"]],
         "maj": (metric.get("maj") or {}).get("mean"),
         "judged": f"{metric['n_judged']} of {metric['n_rollouts']}",
     }
@@ -89,13 +89,13 @@ def _sources(tasks: Sequence[TaskResult], metric: str) -> list[Json]:
 
 def _source(source: str, tasks: Sequence[TaskResult], metric: str) -> Json:
     scores = scores_of(tasks, metric)
-    found: Estimate = avg_at_k(scores)
+    average: Estimate = avg_at_k(scores)
     rows = [score for row in scores.values() for score in row]
     judged = sum(score is not None for score in rows)
     return {
         "name": source,
         "n_tasks": len(tasks),
-        "avg": [found.mean, found.half_width],
+        "avg": [average.mean, average.half_width],
         "judged": f"{judged} of {len(rows)}",
     }
 
@@ -111,21 +111,23 @@ def _pass_curve(name: str, tasks: Sequence[TaskResult], metric: str, k: int) -> 
 
 def _missing(tasks: Sequence[TaskResult], metric: str) -> list[list[Any]]:
     """Why rollouts have no score, the commonest reason first: `[reason, n]`."""
-    reasons = Counter(why for task in tasks for one in task.rollouts if (why := one.why_missing(metric)) is not None)
+    reasons = Counter(
+        why for task in tasks for rollout in task.rollouts if (why := rollout.why_missing(metric)) is not None
+    )
     shown = reasons.most_common(SHOWN)
     rest = reasons.total() - sum(n for _, n in shown)
     return [[reason, n] for reason, n in [*shown, *([("other reasons", rest)] if rest else [])]]
 
 
-def _judges(found: StoredEvaluation) -> Iterator[Json]:
+def _judges(evaluation: StoredEvaluation) -> Iterator[Json]:
     """What `ramet judge` has said of these rollouts."""
-    for file in judge_files(found.out):
+    for file in judge_files(evaluation.out):
         try:
             body = json.loads(file.read_text(encoding="ascii"))
-            if body["rollouts"] != (found.body["rollouts"] or {}).get("sha256"):
+            if body["rollouts"] != (evaluation.body["rollouts"] or {}).get("sha256"):
                 logger.warning("report: %s is of other rollouts, and left out; judge again", file)
                 continue
-            for one in body["results"]:
-                yield {"judge": body["judge"], "benchmark": one["name"], **_metric(one["metrics"][0])}
+            for result in body["results"]:
+                yield {"judge": body["judge"], "benchmark": result["name"], **_metric(result["metrics"][0])}
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             logger.warning("report: %s could not be read: %r", file, error)

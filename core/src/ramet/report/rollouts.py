@@ -49,8 +49,8 @@ class RecordedFile:
 
 def recorded_files(run: Path) -> list[RecordedFile]:
     """In order; a step comes before its validation."""
-    found = ((_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
-    return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in found if match)
+    matched = ((_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
+    return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in matched if match)
 
 
 def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitter, *, max_bytes: int) -> Steps:
@@ -60,8 +60,8 @@ def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitte
     if evaluation is not None:
         measured = _collect_evaluation(evaluation, split, max_bytes // 2 if files else max_bytes)
         scripts, notes = measured.scripts, measured.notes
-    left = max_bytes - sum(map(len, scripts))
-    played = _collect_files(files, split, left)
+    bytes_left = max_bytes - sum(map(len, scripts))
+    played = _collect_files(files, split, bytes_left)
     return Steps(scripts=[*played.scripts, *scripts], notes=[*played.notes, *notes])
 
 
@@ -72,8 +72,8 @@ def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: in
     for index in spread(len(files)):
         file = files[index]
         try:
-            found = (group_data(record, i, split) for i, record in enumerate(read_records(file.path)))
-            groups = ({**group, "kind": file.kind} for group in found)
+            read_groups = (group_data(record, i, split) for i, record in enumerate(read_records(file.path)))
+            groups = ({**group, "kind": file.kind} for group in read_groups)
             script, n_left = _script(groups, max_bytes, whole=bool(kept))
         except UNREADABLE as error:
             notes.append(f"{file.title}: its rollouts could not be read ({type(error).__name__}: {error}).")
@@ -90,7 +90,7 @@ def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: in
 
 def _left_out(files: Sequence[RecordedFile], left_out: Sequence[RecordedFile]) -> Iterator[str]:
     for kind, word in (("step", "steps"), ("valid", "validations")):
-        there, lost = ([one.step for one in found if one.kind == kind] for found in (files, left_out))
+        there, lost = ([file.step for file in listed if file.kind == kind] for listed in (files, left_out))
         if lost:
             yield (
                 f"This file holds the rollouts of {len(there) - len(lost)} of {len(there)} {word}; left out for its "
@@ -100,16 +100,16 @@ def _left_out(files: Sequence[RecordedFile], left_out: Sequence[RecordedFile]) -
 
 def _collect_evaluation(evaluation: StoredEvaluation, split: Splitter, max_bytes: int) -> Steps:
     """One script per benchmark. `asked` of a rollout is what judges were asked for it."""
-    results = {one["name"]: one for one in evaluation.body["results"]}
+    results = {result["name"]: result for result in evaluation.body["results"]}
     scripts: list[str] = []
     notes: list[str] = []
     n_left, index = len(results), itertools.count()
     try:
-        for name, found in itertools.groupby(evaluation.records(), key=lambda pair: pair[0]):
+        for name, records in itertools.groupby(evaluation.records(), key=lambda pair: pair[0]):
             tasks = {task["task"]: task for task in results[name]["tasks"]}
             groups = (
                 _with_judges({**group_data(record, next(index), split), "kind": EVALUATION, "benchmark": name}, tasks)
-                for _, record in found
+                for _, record in records
             )
             script, n_cut = _script(groups, max_bytes // n_left, whole=False)
             assert script is not None  # only whole scripts may be left out
@@ -123,27 +123,30 @@ def _collect_evaluation(evaluation: StoredEvaluation, split: Splitter, max_bytes
 
 
 def _with_judges(group: dict[str, Any], tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    asked = {one["id"]: one.get("asked") for one in tasks[group["task"]]["rollouts"]}
-    return {**group, "rollouts": [{**one, "asked": asked.get(one["id"]) or []} for one in group["rollouts"]]}
+    asked = {rollout["id"]: rollout.get("asked") for rollout in tasks[group["task"]]["rollouts"]}
+    return {
+        **group,
+        "rollouts": [{**rollout, "asked": asked.get(rollout["id"]) or []} for rollout in group["rollouts"]],
+    }
 
 
 def _script(groups: Iterable[dict[str, Any]], max_bytes: int, *, whole: bool) -> tuple[str | None, int]:
     """Groups as a JSON list, and how many were left out; None if they do not fit and `whole` is asked."""
     kept: list[str] = []
-    size, left = 2, 0
-    for found in groups:
-        if left:
-            left += 1
+    size, n_left_out = 2, 0
+    for data in groups:
+        if n_left_out:
+            n_left_out += 1
             continue
-        group = safe_json(found)
+        group = safe_json(data)
         size += len(group) + 1
         if size <= max_bytes:
             kept.append(group)
         elif whole:
             return None, 0
         else:
-            left = 1
-    return f"[{','.join(kept)}]", left
+            n_left_out = 1
+    return f"[{','.join(kept)}]", n_left_out
 
 
 def spread(n: int) -> Iterator[int]:

@@ -37,15 +37,15 @@ def no_splitter(segment: Segment) -> list[str] | None:
 
 def find_splitter(folders: Sequence[Path]) -> Splitter:
     """A splitter from the first folder that holds a fast tokenizer, if the library `tokenizers` is installed."""
-    found = next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
-    if found is None:
+    tokenizer_file = next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
+    if tokenizer_file is None:
         return no_splitter
     try:
-        return TokenizerSplitter(found)
+        return TokenizerSplitter(tokenizer_file)
     except ImportError:
         logger.info("report: library tokenizers is not installed, so tokens are not shown one by one")
     except Exception as error:  # the library raises bare Exception for a broken file
-        logger.warning("report: %s could not be read, so tokens are not shown one by one: %s", found, error)
+        logger.warning("report: %s could not be read, so tokens are not shown one by one: %s", tokenizer_file, error)
     return no_splitter
 
 
@@ -76,7 +76,7 @@ class TokenizerSplitter:
 def group_data(record: GroupRecord, index: int, split: Splitter) -> Node:
     """The group as JSON data. `index` is its position in the step, as in a link `#s3/g2`."""
     scored = record.group.rollouts
-    by_id = {one.rollout.id: one.rollout for one in scored}
+    by_id = {scored_rollout.rollout.id: scored_rollout.rollout for scored_rollout in scored}
     return {
         "step": record.step,
         "index": index,
@@ -85,7 +85,10 @@ def group_data(record: GroupRecord, index: int, split: Splitter) -> Node:
         "question": record.group.task.question,
         "gold": list(record.group.task.answer),
         "prompt": _prompt(scored),
-        "rollouts": [_rollout(one, by_id, record.advantages.get(one.rollout.id), split) for one in scored],
+        "rollouts": [
+            _rollout(scored_rollout, by_id, record.advantages.get(scored_rollout.rollout.id), split)
+            for scored_rollout in scored
+        ],
     }
 
 
@@ -195,12 +198,12 @@ def _attach(segments: Sequence[Node], calls: Sequence[ToolRecord]) -> list[Node]
 
     An insertion that comes first is an environment's first observation, and no result.
     """
-    left: list[Node] = []
+    without_result: list[Node] = []
     results = [s for s in segments[1:] if s["kind"] == SegmentKind.RESULT]
     for call in calls:
         here = next((s for s in results if s["turn"] == call.turn), None)
-        (left if here is None else here.setdefault("calls", [])).append(_call(call))
-    return left
+        (without_result if here is None else here.setdefault("calls", [])).append(_call(call))
+    return without_result
 
 
 def _json(data: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "use": kind.use.format(name=name),
         "core": core,
         "contract": CONTRACT_VERSION,
-        "dependencies": ", ".join(f'"{one}"' for one in dependencies),
+        "dependencies": ", ".join(f'"{dependency}"' for dependency in dependencies),
         "group": f'"{kind.group}"' if "." in kind.group else kind.group,
         "target": ":".join(filter(None, [f"ramet_{name}", kind.attribute.format(name=name)])),
         "about": (ABOUT_PLUGIN if kind.registry else ABOUT_EXTENSION).format(name=name, noun=kind.noun),
@@ -105,11 +105,11 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
 
 def _walk(folder: Traversable, path: PurePosixPath) -> Iterator[tuple[str, str]]:
     """(path without the suffix, text) of every template below."""
-    for one in folder.iterdir():
-        if one.is_dir():
-            yield from _walk(one, path / one.name)
-        elif one.name.endswith(SUFFIX):
-            yield str(path / one.name.removesuffix(SUFFIX)), one.read_text(encoding="utf-8")
+    for child in folder.iterdir():
+        if child.is_dir():
+            yield from _walk(child, path / child.name)
+        elif child.name.endswith(SUFFIX):
+            yield str(path / child.name.removesuffix(SUFFIX)), child.read_text(encoding="utf-8")
 
 
 def _check_name(kind: Kind, name: str) -> list[str]:
@@ -135,8 +135,8 @@ def _check_name(kind: Kind, name: str) -> list[str]:
 def _taken(kind: Kind, name: str, plugins: Plugins) -> list[str]:
     """Both are fatal when plugins are loaded, so they are refused before anything is written."""
     if not kind.registry:
-        own = dict.fromkeys(OWN_TRACKERS, "ramet") if kind.group == TRACKERS else {}
-        offered = {one.name: one.distribution for one in extensions(kind.group)} | own
+        own_trackers = dict.fromkeys(OWN_TRACKERS, "ramet") if kind.group == TRACKERS else {}
+        offered = {entry.name: entry.distribution for entry in extensions(kind.group)} | own_trackers
         return (
             [f"name: the {kind.noun} {name!r} is offered by {offered[name]}; choose another"] if name in offered else []
         )
@@ -151,8 +151,10 @@ def _taken(kind: Kind, name: str, plugins: Plugins) -> list[str]:
 
 def _check_folder(folder: Path) -> list[str]:
     if folder.is_dir():
-        found = next((path.name for path in sorted(folder.iterdir())), None)
+        first_name = next((path.name for path in sorted(folder.iterdir())), None)
         return (
-            [f"folder: {str(folder)!r} is not empty (it holds {found!r}); choose another with --dir"] if found else []
+            [f"folder: {str(folder)!r} is not empty (it holds {first_name!r}); choose another with --dir"]
+            if first_name
+            else []
         )
     return [f"folder: {str(folder)!r} is a file; choose another with --dir"] if folder.exists() else []

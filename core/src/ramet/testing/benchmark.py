@@ -34,10 +34,10 @@ def check_benchmark(
     _check_info(getattr(benchmark, "info", None))
     expect_async(benchmark.score, "score")
     _check_unknown_split(benchmark)
-    found = {split: _check_split(benchmark, split) for split in splits or benchmark.info.splits}
+    tasks_by_split = {split: _check_split(benchmark, split) for split in splits or benchmark.info.splits}
     # when all are loaded: a run may train on one split and validate on another
-    asyncio.run(_check_scores(benchmark, [task for tasks in found.values() for task in tasks[:n_scored]]))
-    return {split: len(tasks) for split, tasks in found.items()}
+    asyncio.run(_check_scores(benchmark, [task for tasks in tasks_by_split.values() for task in tasks[:n_scored]]))
+    return {split: len(tasks) for split, tasks in tasks_by_split.items()}
 
 
 def _check_info(info: object) -> None:

@@ -201,11 +201,11 @@ def read_request_id(id: str) -> tuple[RolloutKey, int]:
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
     """The text up to and with the stop string that ends first, and that string."""
-    ends = [(text.index(one) + len(one), one) for one in stop if one in text]
+    ends = [(text.index(stop_string) + len(stop_string), stop_string) for stop_string in stop if stop_string in text]
     if not ends:
         return text, None
-    end, found = min(ends)
-    return text[:end], found
+    end, first_stop = min(ends)
+    return text[:end], first_stop
 
 
 @dataclass(slots=True)

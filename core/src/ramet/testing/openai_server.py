@@ -70,9 +70,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         ours = self._ours()
-        found = self.path == "/v1/models"
+        exists = self.path == "/v1/models"
         listed = {"object": "list", "data": [{"id": model, "object": "model"} for model in ours.models]}
-        self._send(RawReply(status=200 if found else 404, body=json.dumps(listed if found else {"error": "not found"})))
+        self._send(
+            RawReply(status=200 if exists else 404, body=json.dumps(listed if exists else {"error": "not found"}))
+        )
 
     def do_POST(self) -> None:
         ours = self._ours()
@@ -82,8 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
         ours.keys.append(bearer.removeprefix("Bearer ") if bearer else None)
         answer = ours.answer(body)
         if isinstance(answer, str):
-            made = completion(body, answer) if "messages" in body else text_completion(body, answer, ours.encode)
-            answer = RawReply(body=json.dumps(made))
+            reply = completion(body, answer) if "messages" in body else text_completion(body, answer, ours.encode)
+            answer = RawReply(body=json.dumps(reply))
         self._send(answer)
 
     def _send(self, reply: RawReply) -> None:

@@ -60,12 +60,12 @@ def check_plugin(
     entries = {f"{registry.group}.{entry.name}": (kind, entry) for kind, registry in plugins.registries
                for entry in registry if entry.plugin == name}  # fmt: skip
     skip, options, calls = skip or {}, options or {}, calls or {}
-    given = {"skip": skip, "options": options, "calls": calls, "replies": replies or {}, "examples": examples or {}}
+    inputs = {"skip": skip, "options": options, "calls": calls, "replies": replies or {}, "examples": examples or {}}
     problems, first = [] if entries else [NOTHING], None
     checked = [where for where in entries if where not in skip]
     for where in checked:
         kind, entry = entries[where]
-        for_it = {singular: given[maps][where] for maps, (_, singular) in GIVEN.items() if where in given[maps]}
+        for_it = {singular: inputs[maps][where] for maps, (_, singular) in GIVEN.items() if where in inputs[maps]}
         try:
             with time_limit(_check.__code__, limit_s * (10 if kind == "benchmarks" else 1)):
                 _check(where, kind, entry, options.get(where), for_it)
@@ -74,12 +74,12 @@ def check_plugin(
             first = first or error
     problems += [
         f"{maps} names {where!r}, which plugin {name!r} does not register"
-        for maps, of in given.items()
+        for maps, of in inputs.items()
         for where in of
         if where not in entries
     ]
     problems += [f"{maps} names {where!r}, which is not a {registry}" for maps, (registry, _) in GIVEN.items()
-                 for where in given[maps] if where in entries and entries[where][1].kind != registry]  # fmt: skip
+                 for where in inputs[maps] if where in entries and entries[where][1].kind != registry]  # fmt: skip
     if problems:
         raise AssertionError(
             f"plugin {name!r} breaks the contract\n" + "\n".join(f"* {p}" for p in problems)
@@ -96,7 +96,7 @@ def _expect_healthy(plugins: Plugins, name: str) -> None:
         raise AssertionError(f"plugin {name!r} ({info.distribution}) is broken: {info.broken}")
 
 
-def _check(where: str, kind: str, entry: Entry[Any], options: Any, given: dict[str, Any]) -> None:
+def _check(where: str, kind: str, entry: Entry[Any], options: Any, extra: dict[str, Any]) -> None:
     def build() -> Any:
         return entry.build(_typed(entry, options))
 
@@ -108,11 +108,11 @@ def _check(where: str, kind: str, entry: Entry[Any], options: Any, given: dict[s
         fix = others if options is None and (error.__cause__ or not isinstance(error, PluginError)) else ""
         raise AssertionError(f"cannot build it with {what}: {first_line(error)}{fix}") from error
     if entry.kind == "tool" and is_tool_set(built):
-        load_check(kind, "check_tool_set")(build, **given)
+        load_check(kind, "check_tool_set")(build, **extra)
     elif entry.kind == "tool":
-        load_check(kind)(built, name=entry.name, **given)
+        load_check(kind)(built, name=entry.name, **extra)
     else:
-        load_check(kind)(built, **given)
+        load_check(kind)(built, **extra)
 
 
 def _typed(entry: Entry[Any], options: Any) -> Any:

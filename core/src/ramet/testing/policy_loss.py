@@ -43,10 +43,10 @@ def check_policy_loss(loss: PolicyLoss) -> None:
 
 
 def _check_aggregation(allowed: object) -> None:
-    known = [mode.value for mode in LossAggregation]
+    modes = [mode.value for mode in LossAggregation]
     expect(
-        allowed is None or (isinstance(allowed, frozenset) and bool(allowed) and allowed <= set(known)),
-        f"aggregation is {allowed!r}: set it to a frozenset of these, or leave it out: {', '.join(known)}",
+        allowed is None or (isinstance(allowed, frozenset) and bool(allowed) and allowed <= set(modes)),
+        f"aggregation is {allowed!r}: set it to a frozenset of these, or leave it out: {', '.join(modes)}",
     )
 
 
@@ -105,10 +105,10 @@ def _check_micro_batches(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> No
     alone = [[i] for i in range(n)]
     for part in [*alone, list(range(n // 2)), list(range(n - 1, n // 2 - 1, -1))]:
         index = torch.cat([(batch.sequence_ids == i).nonzero().squeeze(1) for i in part])
-        own = _run(loss, _selected(batch, index))
+        part_run = _run(loss, _selected(batch, index))
         expected = _Run(whole.per_token[index], whole.gradient[index])
         expect(
-            _same(own, expected, batch.mask[index]),
+            _same(part_run, expected, batch.mask[index]),
             "a token's loss or gradient depends on the other sequences of its micro-batch: no means, counts or "
             "statistics over the batch; the core normalises by global counts",
         )
@@ -132,9 +132,9 @@ def _check_ratio(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> None:
     )
 
 
-def _same(one: _Run, other: _Run, mask: Tensor) -> bool:
-    return torch.allclose(one.per_token[mask], other.per_token[mask], atol=1e-5) and torch.allclose(
-        one.gradient[mask], other.gradient[mask], atol=1e-5
+def _same(first: _Run, other: _Run, mask: Tensor) -> bool:
+    return torch.allclose(first.per_token[mask], other.per_token[mask], atol=1e-5) and torch.allclose(
+        first.gradient[mask], other.gradient[mask], atol=1e-5
     )
 
 
@@ -153,8 +153,8 @@ def _fresh(batch: LossInputs) -> LossInputs:
 
 def _selected(batch: LossInputs, index: Tensor) -> LossInputs:
     """The micro-batch of these positions, its sequences numbered from 0 in their new order."""
-    chosen = {name: value.detach()[index] for name, value in _tensors(batch).items()}
-    ids = chosen["sequence_ids"]
+    selected = {name: value.detach()[index] for name, value in _tensors(batch).items()}
+    ids = selected["sequence_ids"]
     starts = torch.ones(len(ids), dtype=torch.int64)
     starts[1:] = (ids[1:] != ids[:-1]).long()
-    return replace(batch, **{**chosen, "sequence_ids": torch.cumsum(starts, 0) - 1})
+    return replace(batch, **{**selected, "sequence_ids": torch.cumsum(starts, 0) - 1})

@@ -81,13 +81,13 @@ def _hint(error: BaseException) -> str:
 
 
 async def _scores(reward: Reward, group: list[Rollout]) -> list[float | Score | None]:
-    given = copy.deepcopy(group)
+    copied = copy.deepcopy(group)
     try:
-        scores = await reward(given)
+        scores = await reward(copied)
     except (Exception, SystemExit) as error:
         replies = [rollout.response for rollout in group]
         raise AssertionError(f"{crash(error)}, on a group with the replies {replies}{_hint(error)}") from error
-    expect(given == group, "changed the group: rollouts are shared and must stay as they are")
+    expect(copied == group, "changed the group: rollouts are shared and must stay as they are")
     expect_none(scores_problem(scores, len(group)))
     for score, rollout in zip(scores, group, strict=True):
         expect_none(score_problem(score, rollout))

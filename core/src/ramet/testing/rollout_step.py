@@ -89,8 +89,8 @@ async def _check_plays(subject: StepUnderTest, call: str | None, replies: Sequen
             await guard.turn()
         await guard.check()
     call = await _working_call(subject, call)
-    own = [list(replies) or ["1", "2", "3"]]
-    scripts = own if call is None else [*own, [call], [call, "So it is."]]
+    plain_scripts = [list(replies) or ["1", "2", "3"]]
+    scripts = plain_scripts if call is None else [*plain_scripts, [call], [call, "So it is."]]
     if is_stateful(subject.step):
         await _check_states(subject, scripts)
     await _check_isolation(subject, [*scripts, ["The answer is 5."]])
@@ -109,8 +109,8 @@ async def _check_states(subject: StepUnderTest, scripts: Sequence[Sequence[str]]
     exercised = False
     for script in scripts:
         for n in range(1, min(len(script), MAX_TURNS - 1) + 1):
-            own = [*script[n:], *script[:n]] * MAX_TURNS
-            plans = {ORIGINAL: own[: MAX_TURNS - n], FORK: own[::-1][: MAX_TURNS - n]}
+            replies_after = [*script[n:], *script[:n]] * MAX_TURNS
+            plans = {ORIGINAL: replies_after[: MAX_TURNS - n], FORK: replies_after[::-1][: MAX_TURNS - n]}
             exercised |= await _check_fork(subject, script[:n], plans)
     expect_exercised(exercised, "replies")
 
@@ -133,9 +133,9 @@ async def _check_fork(subject: StepUnderTest, before: Sequence[str], plans: Mapp
     if step.forks == "replay":
         return True
     for order in orders(MAX_TURNS - len(before)):
-        found = await _both(subject, before, plans, order, forked)
+        results = await _both(subject, before, plans, order, forked)
         for who in (FORK, ORIGINAL):
-            expect_independent(who, found[who], alone[who])
+            expect_independent(who, results[who], alone[who])
     return await _would_be_seen(subject, before, plans, alone)
 
 
@@ -158,12 +158,12 @@ async def _both(
     plays = {ORIGINAL: original, FORK: await fork(subject, original, plans[FORK])}
     original.results.clear()
     for i, who in enumerate(order):
-        one, turn = plays[who], len(before) + order[:i].count(who)
-        if one.stop is None:
-            await go_on(subject, one, first_turn=turn, n_turns=1)
-        if not any(plays[other].environment is one.environment for other in order[i + 1 :]):
-            await step.close(one.environment)
-    return {who: one.results for who, one in plays.items()}
+        branch, turn = plays[who], len(before) + order[:i].count(who)
+        if branch.stop is None:
+            await go_on(subject, branch, first_turn=turn, n_turns=1)
+        if not any(plays[other].environment is branch.environment for other in order[i + 1 :]):
+            await step.close(branch.environment)
+    return {who: branch.results for who, branch in plays.items()}
 
 
 async def _would_be_seen(
@@ -247,15 +247,15 @@ async def _check_results_of_traces(subject: StepUnderTest, call: str) -> None:
     """What SFT inserts for a tool's result is what a rollout inserts."""
     step: Any = subject.step
     if isinstance(step, TemplateFormat):
-        what, given = "results() rendered is", tuple(ScriptedContext([]).render(step.results(["hello"])))
+        what, inserted = "results() rendered is", tuple(ScriptedContext([]).render(step.results(["hello"])))
     elif hasattr(step, "read") and hasattr(step, "result"):
-        what, given = "result() gives", tuple(step.result("hello"))
+        what, inserted = "result() gives", tuple(step.result("hello"))
     else:
         return
     played = (await play(subject, [call, "So it is."])).results[0].insert
     expect(
-        played == given,
-        f"a rollout inserts {played}, and {what} {given}: SFT would teach another format than rollouts use",
+        played == inserted,
+        f"a rollout inserts {played}, and {what} {inserted}: SFT would teach another format than rollouts use",
     )
 
 

@@ -80,9 +80,9 @@ class ScriptedContext:
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         self.stops.append(tuple(stop))
-        text, found = cut_at_stop(self._replies.pop(0), stop)
+        text, stop_string = cut_at_stop(self._replies.pop(0), stop)
         self._tokens_left -= len(text)
-        return Generation(text=text, stop=found, finished=found is None, truncated=False)
+        return Generation(text=text, stop=stop_string, finished=stop_string is None, truncated=False)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         call = replace(call, environment=self.environment)

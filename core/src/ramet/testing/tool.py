@@ -86,12 +86,13 @@ def check_tool_set(
 
 
 async def _check_tool_set(make: Callable[[], ToolSet], examples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    known = await _open_and_close(make(), None)
-    unknown = sorted(set(examples) - {schema.name for schema in known})
+    schemas = await _open_and_close(make(), None)
+    unknown = sorted(set(examples) - {schema.name for schema in schemas})
     expect(not unknown, f"examples are given for {', '.join(unknown)}, which the set does not have")
     again = await _open_and_close(make(), examples)
     expect(
-        again == known, f"opened twice it had the tools {known} and then {again}: always offer the same, in one order"
+        again == schemas,
+        f"opened twice it had the tools {schemas} and then {again}: always offer the same, in one order",
     )
 
 
@@ -254,9 +255,9 @@ async def _check_fork(
         state = await _after(tool, before)
         fork = await tool.fork(state)
         expect_copy(fork, state)
-        found = await _both(tool, {ORIGINAL: state, FORK: fork}, plans, order)
+        outcomes = await _both(tool, {ORIGINAL: state, FORK: fork}, plans, order)
         for who in (FORK, ORIGINAL):
-            expect_independent(who, found[who], alone[who])
+            expect_independent(who, outcomes[who], alone[who])
     shared = await _after(tool, before)
     try:
         return await _both(tool, {ORIGINAL: shared, FORK: shared}, plans, orders(len(plans[FORK]))[-1]) != alone
@@ -274,29 +275,29 @@ async def _after(tool: Any, calls: Sequence[dict[str, Any]]) -> Any:
 
 async def _alone(tool: Any, calls: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     state = await _open(tool)
-    found = [await _outcome_in(tool, arguments, "states", state) for arguments in calls]
+    outcomes = [await _outcome_in(tool, arguments, "states", state) for arguments in calls]
     await tool.close(state)
-    return found
+    return outcomes
 
 
 async def _both(
     tool: Any, states: Mapping[str, Any], plans: Mapping[str, Sequence[dict[str, Any]]], order: Sequence[str]
 ) -> dict[str, list[tuple[str, str]]]:
     """What each gives where they call in this order; a state is closed after its last call."""
-    found: dict[str, list[tuple[str, str]]] = {who: [] for who in plans}
+    outcomes: dict[str, list[tuple[str, str]]] = {who: [] for who in plans}
     for i, who in enumerate(order):
-        arguments = plans[who][len(found[who])]
-        found[who].append(await _outcome_in(tool, arguments, "states", states[who]))
+        arguments = plans[who][len(outcomes[who])]
+        outcomes[who].append(await _outcome_in(tool, arguments, "states", states[who]))
         if not any(states[other] is states[who] for other in order[i + 1 :]):
             await tool.close(states[who])
-    return found
+    return outcomes
 
 
 async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state: Any) -> tuple[str, str]:
-    given = copy.deepcopy(arguments)
+    copied = copy.deepcopy(arguments)
     call = ToolCall(
         name=tool.schema.name,
-        arguments=given,
+        arguments=copied,
         rollout=rollout,
         task=None if tool.schema.deterministic else TASK,
         deadline_s=DEADLINE_S,
@@ -319,7 +320,7 @@ async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state
         raise AssertionError(
             f"{crash(error)}, called with {arguments}: raise ToolError for the model's mistakes and InfraError for ours"
         ) from error
-    expect(given == arguments, f"changed the arguments {arguments} to {given}: work on a copy")
+    expect(copied == arguments, f"changed the arguments {arguments} to {copied}: work on a copy")
     problem = tool_problem(result)
     expect(problem is None, f"called with {arguments}: {problem}")
     _check_metadata(result.metadata)

@@ -96,13 +96,13 @@ class ConsoleTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         layout = layout_of(metrics)
-        left = None if layout is None else self._lines.left(step)
+        remaining_s = None if layout is None else self._lines.left(step)
         if not self.table:
-            for line in self._lines.lines(step, metrics, left):
+            for line in self._lines.lines(step, metrics, remaining_s):
                 self._print(Text(line))
             return
         if layout is not None:
-            self._print_row(layout, step, metrics, left)
+            self._print_row(layout, step, metrics, remaining_s)
         for line in self._lines.pairs(step, metrics if layout is None else validation(metrics)):
             self._print(Text(line, style="dim"))
 
@@ -113,7 +113,7 @@ class ConsoleTracker:
     def close(self) -> None:
         """Every row was printed in full."""
 
-    def _print_row(self, layout: Layout, step: int, metrics: Mapping[str, float], left: float | None) -> None:
+    def _print_row(self, layout: Layout, step: int, metrics: Mapping[str, float], remaining_s: float | None) -> None:
         self._names |= metrics.keys()
         columns = self._fitting(layout)
         if self._rows % HEADER_EVERY == 0 or columns != self._columns:
@@ -125,7 +125,7 @@ class ConsoleTracker:
         for column in columns:
             cell = column.cell(metrics) or "-"
             row.append(" " * GAP).append(cell.rjust(column.width), style=self._style(layout, column, metrics))
-        row.append(("-" if left is None else seconds(left)).rjust(GAP + LEFT_WIDTH), style="dim")
+        row.append(("-" if remaining_s is None else seconds(remaining_s)).rjust(GAP + LEFT_WIDTH), style="dim")
         self._last = metrics[layout.main]
         self._print(row)
 

@@ -26,8 +26,8 @@ def harmless(text: str) -> str:
 
 
 class HarmlessRecord(logging.LogRecord):
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         if self.exc_info and self.exc_info[0] is not None:  # formatters use this text if it is set
             self.exc_text = harmless("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
 
@@ -38,7 +38,7 @@ class HarmlessRecord(logging.LogRecord):
 def make_records_harmless() -> None:
     """All loggers' and those of `warnings`, from this call on."""
     logging.setLogRecordFactory(HarmlessRecord)
-    warnings.formatwarning = lambda *given, **named: harmless(_format_warning(*given, **named))
+    warnings.formatwarning = lambda *arguments, **named: harmless(_format_warning(*arguments, **named))
 
 
 class ConsoleHandler(logging.StreamHandler[TextIO]):

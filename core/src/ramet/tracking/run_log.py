@@ -112,8 +112,8 @@ def recording() -> Iterator[RunLog]:
     """Keep what is logged from now on, for `write_to`. The error that ends the job is its last line."""
     log, loggers = RunLog(), (logging.getLogger(), steps_logger)
     log.setFormatter(logging.Formatter("%(message)s"))
-    for one in loggers:
-        one.addHandler(log)
+    for source in loggers:
+        source.addHandler(log)
     repeats.forget()
     try:
         yield log
@@ -123,8 +123,8 @@ def recording() -> Iterator[RunLog]:
         raise
     finally:
         repeats.report(logger)
-        for one in loggers:
-            one.removeHandler(log)
+        for source in loggers:
+            source.removeHandler(log)
         log.close()
 
 

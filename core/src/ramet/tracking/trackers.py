@@ -46,26 +46,26 @@ class Trackers:
         self.failures = dict.fromkeys(trackers, 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for one in self.background.values():
-            one.log(step, metrics)
+        for background in self.background.values():
+            background.log(step, metrics)
         self._each(lambda tracker: tracker.log(step, metrics))
 
     def rewind(self, step: int) -> None:
-        for one in self.background.values():
-            one.rewind(step)
+        for background in self.background.values():
+            background.rewind(step)
         self._each(lambda tracker: tracker.rewind(step))
 
     def close(self, exit_code: int = OK) -> None:
         """Waits for all of them together, for a limited time."""
         until = time.monotonic() + CLOSE_S
-        for one in self.background.values():
-            one.end(exit_code)
+        for background in self.background.values():
+            background.end(exit_code)
         self._each(lambda tracker: tracker.close())
         for name, count in self.failures.items():
             if count > 1:
                 logger.warning("tracker %s failed %d times in this run", name, count)
-        for one in self.background.values():
-            one.close(wait_s=until - time.monotonic())
+        for background in self.background.values():
+            background.close(wait_s=until - time.monotonic())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in self.trackers.items():
@@ -87,8 +87,10 @@ def check_trackers(config: Config, set_by_user: frozenset[str] = frozenset()) ->
             problems.append(str(error) if name == WANDB else f"trackers: {error}")
     if WANDB not in config.trackers:
         unused = sorted(key for key in set_by_user if key.startswith(f"{WANDB}."))
-        given = ",".join([*config.trackers, WANDB])
-        problems += [f"{key}: has no effect without its tracker; add it, as in trackers=[{given}]" for key in unused]
+        with_wandb = ",".join([*config.trackers, WANDB])
+        problems += [
+            f"{key}: has no effect without its tracker; add it, as in trackers=[{with_wandb}]" for key in unused
+        ]
     return problems
 
 
@@ -147,5 +149,5 @@ def _make(name: str, config: Config, run: TrackedRun) -> Tracker:
         return wandb.WandbTracker(run, wandb.WandbOptions.of(config.wandb))
     if name == TENSORBOARD:
         return tensorboard.TensorboardTracker(run)
-    made: Tracker = extension(TRACKERS, name, OWN_TRACKERS).load()(run)
-    return made
+    tracker: Tracker = extension(TRACKERS, name, OWN_TRACKERS).load()(run)
+    return tracker

@@ -52,15 +52,15 @@ class WandbOptions:
     mode: WandbMode = WandbMode.AUTO
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WandbOptions:
+    def of(cls, entries: Mapping[str, Any]) -> WandbOptions:
         """Make the options of the key's entries, whose names were checked. Raises `ConfigError` for other values."""
-        found: dict[str, Any] = dict(given)
-        if not isinstance(found.get("tags", []), list):
-            raise ConfigError(f"wandb.tags={found['tags']}: expected a list of texts")
-        if (mode := found.pop("mode", WandbMode.AUTO)) not in list(WandbMode):
+        options: dict[str, Any] = dict(entries)
+        if not isinstance(options.get("tags", []), list):
+            raise ConfigError(f"wandb.tags={options['tags']}: expected a list of texts")
+        if (mode := options.pop("mode", WandbMode.AUTO)) not in list(WandbMode):
             raise ConfigError(f"wandb.mode={mode}: allowed: {', '.join(WandbMode)}")
-        texts = {name: None if value is None else str(value) for name, value in found.items() if name != "tags"}
-        return cls(**texts, tags=[str(tag) for tag in found.get("tags", [])], mode=WandbMode(mode))
+        texts = {name: None if value is None else str(value) for name, value in options.items() if name != "tags"}
+        return cls(**texts, tags=[str(tag) for tag in options.get("tags", [])], mode=WandbMode(mode))
 
 
 class WandbTracker:
@@ -144,8 +144,8 @@ class HandedOver:
         """Where there is no such file, W&B has all that was logged if it has anything of the run."""
         file = run.folder / FOLDER / "handed_over.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            same, step, rows = found["id"] == run.id, int(found["step"]), int(found["rows"])
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            same, step, rows = stored["id"] == run.id, int(stored["step"]), int(stored["rows"])
         except FileNotFoundError:
             same, step, rows = file.parent.is_dir(), run.logged, sys.maxsize
         except (ValueError, KeyError, TypeError):
@@ -161,12 +161,12 @@ class HandedOver:
     def missing(self, logged: Iterable[MetricLine], last: int) -> list[MetricLine]:
         """Rows up to the step `last` that W&B does not have."""
         here = 0
-        found = []
+        unsent = []
         for entry in logged:
             here += entry.step == self.step
             if self.step < entry.step <= last or (entry.step == self.step <= last and here > self.rows):
-                found.append(entry)
-        return found
+                unsent.append(entry)
+        return unsent
 
 
 def check_wandb(options: WandbOptions) -> list[str]:
@@ -204,8 +204,8 @@ def _config(file: Path) -> dict[str, Any]:
     """The run's recorded configuration, in which secrets are `${oc.env:NAME}`."""
     if not file.is_file():
         return {}
-    found = _hidden(yaml.safe_load(file.read_text(encoding="utf-8")))
-    return found if isinstance(found, dict) else {}
+    recorded = _hidden(yaml.safe_load(file.read_text(encoding="utf-8")))
+    return recorded if isinstance(recorded, dict) else {}
 
 
 def _hidden(value: Any) -> Any:

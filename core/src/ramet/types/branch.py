@@ -169,8 +169,8 @@ class RolloutView:
     @property
     def n_forks(self) -> int:
         """Forks taken from this rollout."""
-        own = self.fork_turn or 0
-        return sum(t.n_forks for t in self.turns if t.index >= own)
+        first_own_turn = self.fork_turn or 0
+        return sum(t.n_forks for t in self.turns if t.index >= first_own_turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

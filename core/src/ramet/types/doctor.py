@@ -53,8 +53,8 @@ class DoctorContext:
 
         Raises what `kind()` raises.
         """
-        found = {key: value for key, value in self.options.items() if isinstance(value, kind)}
-        return found or {default: kind()}
+        of_kind = {key: value for key, value in self.options.items() if isinstance(value, kind)}
+        return of_kind or {default: kind()}
 
 
 class DoctorCheck(Protocol):

@@ -31,8 +31,8 @@ class Task:
         if isinstance(self.prompt, str) or not all(isinstance(message, Message) for message in self.prompt):
             raise TypeError(f"prompt is {self.prompt!r:.80}: give a tuple of Message, as user_prompt(text) does")
         for name in ("answer", "tools"):
-            if isinstance(given := getattr(self, name), str):
-                raise TypeError(f"{name} is the text {given!r:.80}: give a tuple, as {name}=({given!r:.80},)")
+            if isinstance(value := getattr(self, name), str):
+                raise TypeError(f"{name} is the text {value!r:.80}: give a tuple, as {name}=({value!r:.80},)")
 
     @property
     def question(self) -> str:

@@ -36,8 +36,8 @@ class ReplyCache:
 
     async def get(self, key: str) -> dict[str, Any] | None:
         """Raises `ConfigError` if the file is no cache. One that was open and cannot be read for now knows nothing."""
-        found: dict[str, Any] | None = await self._run(self._get, key)
-        return found
+        reply: dict[str, Any] | None = await self._run(self._get, key)
+        return reply
 
     async def put(self, key: str, reply: Mapping[str, Any]) -> None:
         """A reply that cannot be written (a full disk) is lost to later runs; that is said once."""

@@ -157,10 +157,10 @@ class OpenAIClient:
                     return await self._request(path, request, affinity, last), False
                 key = request_key(path, request)
                 async with self._asking.setdefault(key, asyncio.Lock()):
-                    known = await self._cache.get(key)
-                    if known is not None and has_text(path, known):
+                    stored_reply = await self._cache.get(key)
+                    if stored_reply is not None and has_text(path, stored_reply):
                         self.usage.cached += 1
-                        return known, True
+                        return stored_reply, True
                     reply = await self._request(path, request, affinity, last)
                     if accept is None or accept(reply):
                         await self._cache.put(key, reply)
@@ -276,7 +276,7 @@ class OpenAIClient:
                 raise ConfigError(f"{self.name}: {wrong[error.status]}{hint}: {error}") from error
             raise InfraError(f"{self.name}: {error}") from error
         listed = reply.get("data")
-        offered = [str(one["id"]) for one in listed if isinstance(one, dict) and "id" in one] if listed else []
+        offered = [str(model["id"]) for model in listed if isinstance(model, dict) and "id" in model] if listed else []
         if self._model is not None and offered and self._model not in offered:
             url, names = without_password(server.url), ", ".join(sorted(offered)[:20])
             raise ConfigError(f"{self.name}.model is {self._model!r}; {url} offers: {names}")
@@ -351,12 +351,14 @@ class Servers:
         a server is lost); without it, to the least busy one.
         """
         now = time.monotonic()
-        ready = [one for one in self.all if one.resting_until <= now and one not in tried]
+        ready = [server for server in self.all if server.resting_until <= now and server not in tried]
         if not ready:
-            return min((one for one in self.all if one not in tried), key=_rest, default=min(self.all, key=_rest))
+            return min(
+                (server for server in self.all if server not in tried), key=_rest, default=min(self.all, key=_rest)
+            )
         if affinity and len(ready) > 1:
-            return max(ready, key=lambda one: hashlib.sha256(f"{affinity}\n{one.url}".encode()).digest())
-        return min(ready, key=lambda one: one.in_flight)
+            return max(ready, key=lambda server: hashlib.sha256(f"{affinity}\n{server.url}".encode()).digest())
+        return min(ready, key=lambda server: server.in_flight)
 
 
 def _rest(server: Server) -> float:

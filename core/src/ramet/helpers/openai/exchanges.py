@@ -38,7 +38,7 @@ class ChatExchange:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ChatExchange:
         """Read an exchange from JSON."""
-        return cls(**{**body, "messages": tuple(Message(**one) for one in body["messages"])})
+        return cls(**{**body, "messages": tuple(Message(**message) for message in body["messages"])})
 
     def answer(self) -> ChatReply:
         """Return what the client returned, or raise what it raised."""
@@ -54,10 +54,10 @@ class StoredReplies:
 
     def __init__(self, exchanges: Iterable[ChatExchange]) -> None:
         self._known: dict[str, ChatExchange] = {}
-        for one in exchanges:
-            key = _key(one.messages, one.parameters)
-            if one.reply is not None or key not in self._known:
-                self._known[key] = one
+        for exchange in exchanges:
+            key = _key(exchange.messages, exchange.parameters)
+            if exchange.reply is not None or key not in self._known:
+                self._known[key] = exchange
 
     def find(self, messages: Sequence[Message], parameters: Mapping[str, Any]) -> ChatExchange | None:
         return self._known.get(_key(messages, parameters))
@@ -70,13 +70,13 @@ _stored: ContextVar[StoredReplies | None] = ContextVar("stored", default=None)
 @contextmanager
 def collected() -> Iterator[list[ChatExchange]]:
     """Collect all that is asked in the block and its tasks; sorted when the block ends, since tasks race."""
-    found: list[ChatExchange] = []
-    token = _collected.set(found)
+    exchanges: list[ChatExchange] = []
+    token = _collected.set(exchanges)
     try:
-        yield found
+        yield exchanges
     finally:
         _collected.reset(token)
-        found.sort(key=lambda one: _key(one.messages, one.parameters))
+        exchanges.sort(key=lambda exchange: _key(exchange.messages, exchange.parameters))
 
 
 @contextmanager
@@ -104,16 +104,15 @@ async def answered(
 ) -> ChatReply:
     """Return what `ask` returns; in a replay the stored answer. Both are noted, and so is an `InfraError`."""
     stored = _stored.get()
-    known = None if stored is None else stored.find(messages, parameters)
-    whose = (
-        client if known is None else known.client
-    )  # a replay keeps the name, which an earlier version may have given
+    stored_exchange = None if stored is None else stored.find(messages, parameters)
+    # a replay keeps the name, which an earlier version may have given
+    whose = client if stored_exchange is None else stored_exchange.client
     asked = partial(ChatExchange, client=whose, prompt=prompt, messages=tuple(messages), parameters=parameters)
     try:
         if stored is None:
             reply = await ask()
-        elif known is not None:
-            reply = known.answer()
+        elif stored_exchange is not None:
+            reply = stored_exchange.answer()
         else:
             raise InfraError(f"{client}: this question is not among the stored ones")
     except InfraError as error:
@@ -125,9 +124,9 @@ async def answered(
 
 
 def _note(exchange: ChatExchange) -> None:
-    if (found := _collected.get()) is not None:
-        found.append(exchange)
+    if (exchanges := _collected.get()) is not None:
+        exchanges.append(exchange)
 
 
 def _key(messages: Sequence[Message], parameters: Mapping[str, Any]) -> str:
-    return json.dumps([[[one.role, one.content] for one in messages], dict(parameters)], sort_keys=True)
+    return json.dumps([[[message.role, message.content] for message in messages], dict(parameters)], sort_keys=True)

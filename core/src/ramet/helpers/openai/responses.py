@@ -41,6 +41,6 @@ def chat_reply(reply: Mapping[str, Any], *, cached: bool, accepted: bool) -> Cha
 def tokens(reply: Mapping[str, Any]) -> tuple[int, int]:
     usage = reply.get("usage")
     counted = usage if isinstance(usage, dict) else {}
-    found = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    first, second = (value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0 for value in found)
+    values = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    first, second = (value if isinstance(value, int) and 0 <= value < MOST_TOKENS else 0 for value in values)
     return first, second
