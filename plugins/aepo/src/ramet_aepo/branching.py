@@ -94,7 +94,10 @@ class Aepo:
         """The other roots, and the forks of what was sampled until now."""
         more = max(0, min(self._roots(group) - len(group.rollouts), group.budget_left))
         sampled = sorted(
-            (turn.index, place) for place, one in enumerate(group.rollouts) for turn in one.turns if turn.entropies
+            (turn.index, place)
+            for place, rollout in enumerate(group.rollouts)
+            for turn in rollout.turns
+            if turn.entropies
         )
         points = [(turn, group.rollouts[place].id) for turn, place in sampled if group.rollouts[place].valid]
         forks = self._forks(points, group, group.budget_left - more, rng)
@@ -131,12 +134,12 @@ class Aepo:
 
 def _on_path(turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork]) -> int:
     """Branch points directly before this turn, on the path from the prompt. `forks` are not in the view yet."""
-    points = {one.index for one in rollout.turns if one.n_forks}
+    points = {forked.index for forked in rollout.turns if forked.n_forks}
     points |= {fork.turn for fork in forks if fork.rollout == rollout.id}
-    one = rollout
-    while one.parent is not None and one.fork_turn is not None:
-        points.add(one.fork_turn)
-        one = group.rollout(one.parent)
+    ancestor = rollout
+    while ancestor.parent is not None and ancestor.fork_turn is not None:
+        points.add(ancestor.fork_turn)
+        ancestor = group.rollout(ancestor.parent)
     length = 0
     while turn - 1 - length in points:
         length += 1
@@ -145,8 +148,10 @@ def _on_path(turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[
 
 def _in_group(turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork]) -> int:
     """Return all branch points of the group, each once."""
-    own = sum(bool(at.n_forks) for one in group.rollouts for at in one.turns if at.index >= (one.fork_turn or 0))
-    return own + len(forks)
+    n_points = sum(
+        bool(at.n_forks) for member in group.rollouts for at in member.turns if at.index >= (member.fork_turn or 0)
+    )
+    return n_points + len(forks)
 
 
 def _scaled(difference: float, config: AepoConfig, vocab_size: int) -> float:

@@ -59,12 +59,12 @@ class Arpo:
         return []
 
     def _initial(self, budget: int) -> int:
-        chosen = self.config.initial_rollouts
-        if chosen is not None and chosen > budget:
+        configured = self.config.initial_rollouts
+        if configured is not None and configured > budget:
             raise ConfigError(
-                f"branch_policy.params.initial_rollouts: {chosen} is more than rollout.group_size, {budget}"
+                f"branch_policy.params.initial_rollouts: {configured} is more than rollout.group_size, {budget}"
             )
-        return min(budget, max(1, budget // 2)) if chosen is None else chosen
+        return min(budget, max(1, budget // 2)) if configured is None else configured
 
     def _after_first_tokens(self, event: FirstTokens, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         if not event.entropies:
@@ -85,12 +85,12 @@ class Arpo:
     def _allowed(self, rollout: str, group: GroupView) -> int:
         """Return how many forks the root of this rollout may still have."""
         root = group.rollout(rollout).root
-        used = sum(one.root == root and one.parent is not None for one in group.rollouts)
+        used = sum(member.root == root and member.parent is not None for member in group.rollouts)
         most = group.budget_left
         if self.config.max_forks_per_root is not None:
             most = min(most, self.config.max_forks_per_root - used)
         if self.config.budget is Budget.PER_ROOT:
-            roots = [one.id for one in group.rollouts if one.parent is None]
+            roots = [member.id for member in group.rollouts if member.parent is None]
             share, extra = divmod(group.budget - len(roots), len(roots))
             most = min(most, share + (roots.index(root) < extra) - used)
         return max(0, most)

@@ -16,7 +16,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 def last_box(text: str) -> str | None:
     r"""What is in the last `\boxed{…}`, up to the brace that closes it; None if there is none or it is not closed."""
-    start = max((found.end() for found in _BOX.finditer(text)), default=len(text))
+    start = max((opening.end() for opening in _BOX.finditer(text)), default=len(text))
     depth, escaped = 1, False
     for position in range(start, len(text)):
         char = text[position]
@@ -45,8 +45,8 @@ def number(answer: str) -> Fraction | None:
     A number of more than 400 digits is none: Python refuses to read thousands. In `5½` and `5²` there are two.
     """
     text = unboxed(answer).translate(_DASHES).replace("\\$", "$").replace("{,}", ",").replace("\\,", "")
-    found = _NUMBER.findall(text)
-    if len(found) != 1 or len(found[0]) > MAX_DIGITS or any(unicodedata.category(char) == "No" for char in text):
+    numbers = _NUMBER.findall(text)
+    if len(numbers) != 1 or len(numbers[0]) > MAX_DIGITS or any(unicodedata.category(char) == "No" for char in text):
         return None
-    value = Fraction(found[0].replace(",", ""))
-    return -value if _SIGN_APART.match(text) and found[0][0] != "-" else value
+    value = Fraction(numbers[0].replace(",", ""))
+    return -value if _SIGN_APART.match(text) and numbers[0][0] != "-" else value

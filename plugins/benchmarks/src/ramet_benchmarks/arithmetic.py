@@ -48,8 +48,8 @@ class Arithmetic:
         return (self._task(*problem) for problem in itertools.islice(problems, limit))
 
     async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
-        found = None if rollout.answer is None else integer(rollout.answer)
-        return {"accuracy": float(found == int(rollout.task.answer[0]))}
+        value = None if rollout.answer is None else integer(rollout.answer)
+        return {"accuracy": float(value == int(rollout.task.answer[0]))}
 
     def _task(self, left: int, sign: str, right: int) -> Task:
         problem = f"{left}{sign}{right}"

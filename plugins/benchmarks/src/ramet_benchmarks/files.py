@@ -51,15 +51,15 @@ class FilesBenchmark:
         await self.metrics.start(services)
 
     async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
-        found = await self.metrics.of(rollout)
-        for metric, value in found.items():
+        scores = await self.metrics.of(rollout)
+        for metric, value in scores.items():
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(
                     f"params.metrics.{metric} is the reward {self.config.metrics.get(metric)!r}, which gave {value:g} "
                     f"for task {rollout.task.id!r}; a metric is a number in [0, 1]: choose the reward's options with "
                     f"params.options={{{metric}: {{…}}}}, or another reward"
                 )
-        return found
+        return scores
 
     async def aclose(self) -> None:
         await self.metrics.aclose()

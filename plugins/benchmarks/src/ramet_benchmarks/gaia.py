@@ -38,8 +38,8 @@ def quasi_equal(gold: str, answer: str) -> bool:
         return _equal_numbers(gold, answer)
     if not _SEPARATOR.search(gold):
         return _squeezed(gold).translate(_NO_PUNCTUATION) == _squeezed(answer).translate(_NO_PUNCTUATION)
-    wanted, found = _SEPARATOR.split(gold), _SEPARATOR.split(answer)
-    return len(wanted) == len(found) and all(map(_equal_elements, wanted, found))
+    wanted, elements = _SEPARATOR.split(gold), _SEPARATOR.split(answer)
+    return len(wanted) == len(elements) and all(map(_equal_elements, wanted, elements))
 
 
 def _equal_elements(gold: str, answer: str) -> bool:

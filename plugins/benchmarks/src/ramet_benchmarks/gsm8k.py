@@ -25,8 +25,8 @@ def with_number(row: Values) -> Values:
 
 
 def accuracy(rollout: Rollout) -> float:
-    found = None if rollout.answer is None else number(rollout.answer)
-    return float(found is not None and found == number(rollout.task.answer[0]))
+    value = None if rollout.answer is None else number(rollout.answer)
+    return float(value is not None and value == number(rollout.task.answer[0]))
 
 
 ABOUT = Published(

@@ -44,8 +44,8 @@ class ExactOrChoice:
         self._exact = exact
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
-        chosen = group[0].task.metadata.get("answer_type") == MULTIPLE_CHOICE
-        return await (self._choice if chosen else self._exact)(group)
+        is_choice = group[0].task.metadata.get("answer_type") == MULTIPLE_CHOICE
+        return await (self._choice if is_choice else self._exact)(group)
 
     async def aclose(self) -> None:
         for reward in (self._choice, self._exact):

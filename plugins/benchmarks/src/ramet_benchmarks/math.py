@@ -26,10 +26,10 @@ def with_answer(row: Values) -> Values:
         return row
     solution = str(row["solution"])
     bare = _BARE_BOX.findall(solution)
-    found = last_box(solution) or (bare[-1].strip() if bare else None)
-    if not found:
+    answer = last_box(solution) or (bare[-1].strip() if bare else None)
+    if not answer:
         raise ValueError(f"the solution has no \\boxed{{…}} with an answer: {solution[-60:]!r}")
-    return {**row, "answer": found}
+    return {**row, "answer": answer}
 
 
 ABOUT = Published(

@@ -71,8 +71,8 @@ class Metrics:
 
         Raises `InfraError` if one other than the judge's has none: the host failed.
         """
-        found = await asyncio.gather(*(reward([rollout]) for reward in self.rewards.values()))
-        values = {name: _value(scores[0]) for name, scores in zip(self.rewards, found, strict=True)}
+        results = await asyncio.gather(*(reward([rollout]) for reward in self.rewards.values()))
+        values = {name: _value(scores[0]) for name, scores in zip(self.rewards, results, strict=True)}
         for name, value in values.items():
             if value is None and name != JUDGE:
                 raise InfraError(f"the metric {name} could not be computed")
@@ -85,5 +85,5 @@ def _value(score: float | Score | None) -> float | None:
 
 def short_answers(benchmark: str, *, normalisation: str = "squad", main: str = "em") -> dict[str, Reward]:
     """Build `em` and `f1` of a short answer, as the data sets of questions define them; `main` comes first."""
-    found = {name: reward_of(f"qa_{name}", benchmark, normalisation=normalisation) for name in ("em", "f1")}
-    return {main: found.pop(main), **found}
+    rewards = {name: reward_of(f"qa_{name}", benchmark, normalisation=normalisation) for name in ("em", "f1")}
+    return {main: rewards.pop(main), **rewards}

@@ -99,6 +99,6 @@ class PublishedBenchmark:
         None: `path` is a name on the hub.
         """
         if path.is_dir():
-            own = path / f"{split}.jsonl"
-            return own if own.is_file() else path / (self.about.folder or self.about.name) / own.name
+            file = path / f"{split}.jsonl"
+            return file if file.is_file() else path / (self.about.folder or self.about.name) / file.name
         return path if path.suffix == ".jsonl" or path.is_file() else None

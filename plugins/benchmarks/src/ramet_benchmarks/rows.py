@@ -83,9 +83,9 @@ def _task(values: Values, number: int, form: RowForm, name: str, prefix: str) ->
     row = form.read(values)
     if not form.wanted(row):
         return None
-    found = _first(row, form.id)
+    task_id = _first(row, form.id)
     return Task(
-        id=f"{prefix}/{number if found is None else found}",
+        id=f"{prefix}/{number if task_id is None else task_id}",
         prompt=user_prompt(_question(row, form.question)),
         answer=_golds(row, form.answer),
         data_source=name,
@@ -139,25 +139,25 @@ def _first(row: Values, names: tuple[str, ...]) -> Any:
 
 
 def _present(row: Values, names: tuple[str, ...]) -> Any:
-    found = _first(row, names)
-    if found is None:
+    value = _first(row, names)
+    if value is None:
         wanted = " or ".join(map(repr, names))
         raise ValueError(f"no key {wanted} (or null); found {', '.join(row) or 'nothing'}")
-    return found
+    return value
 
 
 def _question(row: Values, names: tuple[str, ...]) -> str:
-    found = _present(row, names)
-    if not isinstance(found, str) or not found.strip():
-        raise ValueError(f"the question must be a text that is not empty, got {found!r:.80}")
-    return found
+    question = _present(row, names)
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"the question must be a text that is not empty, got {question!r:.80}")
+    return question
 
 
 def _golds(row: Values, names: tuple[str, ...]) -> tuple[str, ...]:
-    found = _present(row, names)
-    golds = found if isinstance(found, list | tuple) else [found]
+    answer = _present(row, names)
+    golds = answer if isinstance(answer, list | tuple) else [answer]
     wrong = [gold for gold in golds if isinstance(gold, bool) or not isinstance(gold, str | int | float)]
     texts = tuple(dict.fromkeys(str(gold) for gold in golds))
     if wrong or not texts or not all(text.strip() for text in texts):
-        raise ValueError(f"the answer must be a text, a number, or a list of them, none empty; got {found!r:.80}")
+        raise ValueError(f"the answer must be a text, a number, or a list of them, none empty; got {answer!r:.80}")
     return texts

@@ -66,10 +66,10 @@ def same_quantity(gold: str, answer: str) -> bool:
     Units are compared as they are written, but for a plural: nothing is converted.
     """
     wanted, unit = quantity(gold)
-    values, given = quantity(answer)
+    values, answer_unit = quantity(answer)
     if not values:
         return bool(exact_match(answer, [gold], Normalisation.UNICODE))  # `the 1990s`
-    return agree(wanted[0], values) and (not given or _singular(given) == _singular(unit))
+    return agree(wanted[0], values) and (not answer_unit or _singular(answer_unit) == _singular(unit))
 
 
 def _singular(unit: str) -> str:

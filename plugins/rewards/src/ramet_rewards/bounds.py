@@ -54,10 +54,14 @@ def _wrong_relation(gold: str, answer: str) -> str | None:
     if len(parts) > gold.count(",") + 1:
         parts = [answer]
     for part in parts:
-        found = list(_RELATION.finditer(part))
-        if len(found) > max(1, allowed):
+        relations = list(_RELATION.finditer(part))
+        if len(relations) > max(1, allowed):
             return "a chain of relations"
-        if found and not allowed and not NAME.fullmatch(without_dollars(part[: found[0].start()] + " ").strip("$ ")):
+        if (
+            relations
+            and not allowed
+            and not NAME.fullmatch(without_dollars(part[: relations[0].start()] + " ").strip("$ "))
+        ):
             return "a relation where a value is asked for"
     return None
 
@@ -104,8 +108,8 @@ def _tower(text: str) -> int:
 
 
 def _largest_exponent(text: str) -> int:
-    found = _POWER.findall(text)
-    return max((_power(int(base[:12]), int(digits[:12] or "1")) for base, digits in found), default=0)
+    powers = _POWER.findall(text)
+    return max((_power(int(base[:12]), int(digits[:12] or "1")) for base, digits in powers), default=0)
 
 
 def _power(base: int, exponent: int) -> int:

@@ -17,7 +17,7 @@ def last_boxed(text: str) -> str | None:
     Of nested boxes that is the innermost of the last ones. Escaped braces do not count. Reads the text once, since an
     answer may hold thousands of boxes that are never closed.
     """
-    boxes = {found.end() for found in _OPENING.finditer(text)}  # positions of their braces
+    boxes = {opening.end() for opening in _OPENING.finditer(text)}  # positions of their braces
     if not boxes:
         return None
     open_braces: list[int] = []

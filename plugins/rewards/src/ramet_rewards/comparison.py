@@ -48,18 +48,18 @@ class MathComparer:
 
     async def compare(self, golds: Sequence[str], answer: str) -> Verdict | None:
         """Return the best verdict over the gold answers, which hold no boxes; None: not judged."""
-        found = final(answer)
-        if not found:
+        stated = final(answer)
+        if not stated:
             return Verdict.DIFFERENT
-        if len(found) > max(MOST_CHARS, *(4 * len(gold) for gold in golds)):
+        if len(stated) > max(MOST_CHARS, *(4 * len(gold) for gold in golds)):
             return Verdict.REFUSED
-        verdicts = [self._plain(gold, found) for gold in golds]
+        verdicts = [self._plain(gold, stated) for gold in golds]
         if Verdict.EQUAL in verdicts:
             return Verdict.EQUAL
-        left = [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None]
-        if not left:
+        undecided = [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None]
+        if not undecided:
             return Verdict.REFUSED if Verdict.REFUSED in verdicts else Verdict.DIFFERENT
-        return await self._computed(left, found)
+        return await self._computed(undecided, stated)
 
     async def aclose(self) -> None:
         """End the processes."""
@@ -120,7 +120,7 @@ def gold_problem(task: Task) -> str | None:
 
 
 def _without_boxes(task: Task) -> list[str]:
-    return [found for gold in task.answer if (found := final(gold))]
+    return [stated for gold in task.answer if (stated := final(gold))]
 
 
 class CpuBudget:

@@ -13,9 +13,9 @@ from ramet import OpenAIOptions, option
 
 
 def _raise(problems: Iterable[str]) -> None:
-    found = list(problems)
-    if found:
-        raise ValueError("; ".join(found))
+    all_problems = list(problems)
+    if all_problems:
+        raise ValueError("; ".join(all_problems))
 
 
 def _existing(paths: Mapping[str, str]) -> dict[str, str]:

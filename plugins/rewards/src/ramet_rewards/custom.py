@@ -163,16 +163,16 @@ def _check_form(path: Path, tree: ast.Module, name: str) -> None:
 
     What a decorator, an import or a second definition makes of the name, the processes see. Raises `ConfigError`.
     """
-    words = {word for one in ast.walk(tree) for word in (getattr(one, "name", None), getattr(one, "id", None))}
-    words |= {one.asname for one in ast.walk(tree) if isinstance(one, ast.alias)}
+    words = {word for node in ast.walk(tree) for word in (getattr(node, "name", None), getattr(node, "id", None))}
+    words |= {node.asname for node in ast.walk(tree) if isinstance(node, ast.alias)}
     if not words & {name, *DYNAMIC}:
-        functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         raise ConfigError(
             f"rewards.custom: {path} has no function {name!r}; it has: {', '.join(functions) or 'none'} "
             "(rewards.custom.params.function)"
         )
-    found = [one for one in ast.walk(tree) if name in (getattr(one, "name", None), getattr(one, "id", None))]
-    written = found[0] if len(found) == 1 and found[0] in tree.body else None
+    named = [node for node in ast.walk(tree) if name in (getattr(node, "name", None), getattr(node, "id", None))]
+    written = named[0] if len(named) == 1 and named[0] in tree.body else None
     if not isinstance(written, ast.FunctionDef | ast.AsyncFunctionDef) or written.decorator_list:
         return
     try:
@@ -184,9 +184,9 @@ def _check_form(path: Path, tree: ast.Module, name: str) -> None:
 def _parameters(arguments: ast.arguments) -> list[Parameter]:
     positional = [*arguments.posonlyargs, *arguments.args]
     required = len(positional) - len(arguments.defaults)
-    made = [
-        Parameter(one.arg, Parameter.POSITIONAL_OR_KEYWORD, default=Parameter.empty if number < required else None)
-        for number, one in enumerate(positional)
+    parameters = [
+        Parameter(argument.arg, Parameter.POSITIONAL_OR_KEYWORD, default=Parameter.empty if number < required else None)
+        for number, argument in enumerate(positional)
     ]
-    made += [Parameter(one.arg, Parameter.KEYWORD_ONLY) for one in arguments.kwonlyargs]
-    return made + ([Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD)] if arguments.kwarg else [])
+    parameters += [Parameter(argument.arg, Parameter.KEYWORD_ONLY) for argument in arguments.kwonlyargs]
+    return parameters + ([Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD)] if arguments.kwarg else [])

@@ -51,15 +51,15 @@ def _load(path: Path, source: str, name: str) -> Callable[..., Any]:
         exec(compile(source, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         raise UnusableFile(f"{path} cannot be loaded: {_described(error, path)}") from error
-    found = getattr(module, name, None)
-    if not callable(found) or inspect.isclass(found):
+    member = getattr(module, name, None)
+    if not callable(member) or inspect.isclass(member):
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise UnusableFile(f"{path} has no function {name!r}; it has: {', '.join(there) or 'none'}")
     try:
-        _takes_list(found)
+        _takes_list(member)
     except (TypeError, ValueError) as error:  # some functions of C have no signature
         raise UnusableFile(f"{path}: {name}: {error}") from error
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = member
     return function
 
 
@@ -104,10 +104,10 @@ def _answer(function: Callable[..., Any], request: Mapping[str, Any], path: Path
 
 def _check_arguments(function: Callable[..., Any], more: Mapping[str, Any], *, takes_list: bool) -> None:
     signature = inspect.signature(function)
-    given = dict.fromkeys(KEYWORDS)
-    own = {} if takes_list else {name: None for name in given if name in signature.parameters}
+    keywords = dict.fromkeys(KEYWORDS)
+    passed = {} if takes_list else {name: None for name in keywords if name in signature.parameters}
     try:
-        signature.bind(*([[]] if takes_list else []), **own, **more)
+        signature.bind(*([[]] if takes_list else []), **passed, **more)
     except TypeError as error:
         raise UnusableFile(
             f"{getattr(function, '__name__', function)}{signature} cannot be called with arguments "
@@ -120,12 +120,12 @@ async def _result(value: Awaitable[Any]) -> Any:
 
 
 def _keywords(function: Callable[..., Any], sample: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(
+    keywords = dict(
         zip(KEYWORDS, (sample["data_source"], sample["output"], sample["answer"], sample["extra_info"]), strict=True)
     )
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {name: value for name, value in given.items() if takes_all or name in parameters}
+    return {name: value for name, value in keywords.items() if takes_all or name in parameters}
 
 
 def _plain(value: Any) -> Any:
@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items() if not isinstance(part, str | bytes)}
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     number = float(value)
     return number if math.isfinite(number) else str(number)  # JSON has no NaN; the core refuses the text and shows it
 

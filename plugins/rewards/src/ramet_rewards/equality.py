@@ -56,12 +56,12 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
         return _normal_words(gold) == _normal_words(answer)
     if wanted := joined_numbers(gold):
         return joined_numbers(answer) == wanted
-    left, right = number(gold), number(answer)
-    if left is None or right is None:
+    gold_number, answer_number = number(gold), number(answer)
+    if gold_number is None or answer_number is None:
         return _tiny_equal(gold, answer)
-    if left == right:
+    if gold_number == answer_number:
         return True
-    return False if left.denominator == right.denominator == 1 else None  # decimals may be rounded
+    return False if gold_number.denominator == answer_number.denominator == 1 else None  # decimals may be rounded
 
 
 def is_words(text: str) -> bool:
@@ -107,14 +107,14 @@ def quantity(answer: str) -> tuple[list[Fraction], str]:
     name, equals, rest = text.partition("=")
     if equals and NAME.fullmatch(name.strip()):
         text = rest.strip()
-    found = _LITERAL.match(text)
-    if found is None or not _UNIT.fullmatch(text, found.end()) or not _is_unit(text[found.end() :]):
+    literal = _LITERAL.match(text)
+    if literal is None or not _UNIT.fullmatch(text, literal.end()) or not _is_unit(text[literal.end() :]):
         return [], ""
-    value = _value(found)
+    value = _value(literal)
     if value is None:
         return [], ""
-    unit = _unwrapped(text[found.end() :]).rstrip(".").strip()
-    return [value, value / 100] if found["percent"] else [value], unit
+    unit = _unwrapped(text[literal.end() :]).rstrip(".").strip()
+    return [value, value / 100] if literal["percent"] else [value], unit
 
 
 def same_number(gold: Fraction, answer: str) -> bool:
@@ -194,20 +194,20 @@ def _normal_words(text: str) -> str:
     return " ".join("".join(char if char.isalnum() else " " for char in plain).split())
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    sign = -1 if found["sign"] == "-" else 1
-    if found["decimal"]:
-        digits = re.sub(r"\{,\}|\\,|\\!|,", "", found["decimal"]).rstrip(".")
-        power = int(_bare(found["power"] or "0")[:8])
+def _value(literal: re.Match[str]) -> Fraction | None:
+    sign = -1 if literal["sign"] == "-" else 1
+    if literal["decimal"]:
+        digits = re.sub(r"\{,\}|\\,|\\!|,", "", literal["decimal"]).rstrip(".")
+        power = int(_bare(literal["power"] or "0")[:8])
         if not digits or len(digits) > MAX_DIGITS or abs(power) > MAX_DIGITS:
             return None
         return sign * Fraction(digits) * Fraction(10) ** power
     whole, top, bottom = (
         _bare(next((part for part in parts if part), "0"))
         for parts in (
-            (found["whole"], found["whole1"]),
-            (found["over"], found["over1"], found["top"]),
-            (found["under"], found["under1"], found["bottom"]),
+            (literal["whole"], literal["whole1"]),
+            (literal["over"], literal["over1"], literal["top"]),
+            (literal["under"], literal["under1"], literal["bottom"]),
         )
     )
     if len(whole) + len(top) + len(bottom) > MAX_DIGITS or not int(bottom):

@@ -43,13 +43,13 @@ def main() -> None:
 
 def _wait_for_copy(caller: Caller) -> int:
     """Run one to its end. Its exit code, negative for a signal; 0 if there is nothing more to do."""
-    own = os.getpid()
+    own_pid = os.getpid()
     copy = os.fork()
     if copy:
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     code = 1
     try:
-        _end_with_parent(own)
+        _end_with_parent(own_pid)
         caller.end_with()
         _limit_memory()
         _compare_all(caller)
@@ -78,8 +78,8 @@ def any_equal(golds: Sequence[list[object]], answer: str) -> bool:
     """Does the answer equal one of the parsed gold answers? What cannot be parsed or compared equals nothing."""
     seed(0)  # sympy compares some terms at random points: the same answer has one score
     try:
-        found = _parse(answer)
-        return any(verify(gold, found, timeout_seconds=None) for gold in golds)
+        parsed = _parse(answer)
+        return any(verify(gold, parsed, timeout_seconds=None) for gold in golds)
     except Exception:  # whatever its text does to the parser is the answer's doing
         return False
 
@@ -109,9 +109,9 @@ def _parse(text: str) -> list[object]:
 
 def _limit_memory() -> None:
     with open("/proc/self/statm") as sizes:
-        own = int(sizes.read().split()[0]) * resource.getpagesize()
+        own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = own + MEMORY
+    wanted = own_bytes + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 

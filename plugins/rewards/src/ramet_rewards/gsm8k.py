@@ -42,24 +42,24 @@ class Gsm8k:
         return [self._score(golds, rollout) for rollout in group]
 
     def _score(self, golds: Collection[Fraction], rollout: Rollout) -> float:
-        found = _stated(rollout, self.config.method)
-        if found is None:
+        stated = _stated(rollout, self.config.method)
+        if stated is None:
             return 0.0
-        return 1.0 if found in golds else self.config.format_score
+        return 1.0 if stated in golds else self.config.format_score
 
 
 def gold_number(gold: str) -> Fraction:
     """Raise `ConfigError` for a gold answer that is not a number."""
-    found = number(final(gold.rpartition("####")[2]))
-    if found is None:
+    value = number(final(gold.rpartition("####")[2]))
+    if value is None:
         raise ConfigError(f"the gold answer {gold[-60:]!r} is not a number, and does not end in #### and one")
-    return found
+    return value
 
 
 def _stated(rollout: Rollout, method: Gsm8kMethod) -> Fraction | None:
     if method is Gsm8kMethod.STRICT:
-        found = _MARKED.findall(_SPACE.sub("", rollout.reply[-LAST_CHARS:].replace("\N{MINUS SIGN}", "-")))
+        numbers = _MARKED.findall(_SPACE.sub("", rollout.reply[-LAST_CHARS:].replace("\N{MINUS SIGN}", "-")))
     else:
         text = rollout.reply if rollout.answer is None else final(rollout.answer)
-        found = _NUMBER.findall(text[-LAST_CHARS:].replace("\N{MINUS SIGN}", "-"))
-    return number(re.sub(r"[\s\\$]", "", found[-1])) if found else None
+        numbers = _NUMBER.findall(text[-LAST_CHARS:].replace("\N{MINUS SIGN}", "-"))
+    return number(re.sub(r"[\s\\$]", "", numbers[-1])) if numbers else None

@@ -66,13 +66,13 @@ def fill(prompt: str, question: str, golds: tuple[str, ...], answer: str) -> str
     None can close or forge the tags around it, nor hold a special token, with which it would end the message.
     """
     values = {"question": question, "gold": "\n".join(golds), "answer": answer}
-    return _FIELD.sub(lambda found: neutralise_chat_markup(_TAG.sub("&lt;", values[found[1]])), prompt)
+    return _FIELD.sub(lambda field: neutralise_chat_markup(_TAG.sub("&lt;", values[field[1]])), prompt)
 
 
 def verdict(reply: str) -> bool | None:
     """True or False; None if the reply does not hold exactly one verdict, in its last line."""
     lines = [line for line in reply.splitlines() if line.strip()]
-    found = [_VERDICT.fullmatch(line) for line in lines]
-    if not lines or found[-1] is None or sum(one is not None for one in found) != 1:
+    verdicts = [_VERDICT.fullmatch(line) for line in lines]
+    if not lines or verdicts[-1] is None or sum(match is not None for match in verdicts) != 1:
         return None
-    return found[-1][1].lower() == "correct"
+    return verdicts[-1][1].lower() == "correct"

@@ -31,21 +31,23 @@ def make(config: MultipleChoiceConfig) -> Reward:
             return None
         # Runs of spaces would be tried in every way.
         plain = " ".join(words_of(stated).translate(_WIDE).split())
-        found = pattern.fullmatch(plain)
-        rest = re.findall(rf"\b{letter}\b", plain[found.end(1) :]) if found else []
-        return None if found is None or _names_another(found[1], rest) else found[1].upper()
+        match = pattern.fullmatch(plain)
+        rest = re.findall(rf"\b{letter}\b", plain[match.end(1) :]) if match else []
+        return None if match is None or _names_another(match[1], rest) else match[1].upper()
 
     def score(rollout: Rollout) -> float:
         if rollout.answer is None:
             return 0.0
         choices = _choices(rollout.task.metadata.get(config.choices), config.letters)
-        golds = {found for gold in rollout.task.answer if (found := letter_of(gold) or _by_text(gold, choices))}
-        given = letter_of(rollout.answer) or _by_text(words_of(final(rollout.answer)[:MOST_CHARS]), choices)
+        golds = {
+            gold_letter for gold in rollout.task.answer if (gold_letter := letter_of(gold) or _by_text(gold, choices))
+        }
+        answer_letter = letter_of(rollout.answer) or _by_text(words_of(final(rollout.answer)[:MOST_CHARS]), choices)
         if not golds and (several := {all_of for gold in rollout.task.answer if (all_of := _several(gold, letter))}):
             return float(_several(words_of(final(rollout.answer)), letter) in several)
         if not golds:
             return exact_match(words_of(final(rollout.answer)), rollout.task.answer, Normalisation.UNICODE)
-        return float(given in golds)
+        return float(answer_letter in golds)
 
     return per_rollout(score)
 
@@ -57,9 +59,9 @@ def _names_another(letter: str, rest: Sequence[str]) -> bool:
 
 def _several(text: str, letter: str) -> frozenset[str]:
     """The letters of a text that is nothing but two or more of them: `A, C`, `(a) and (c)`. Empty for all others."""
-    found = re.findall(r"\w+", text[:MOST_CHARS].translate(_WIDE).replace(" and ", ","))
-    one_each = len(found) > 1 and all(re.fullmatch(letter, part) for part in found)
-    return frozenset(part.upper() for part in found) if one_each else frozenset()
+    tokens = re.findall(r"\w+", text[:MOST_CHARS].translate(_WIDE).replace(" and ", ","))
+    one_each = len(tokens) > 1 and all(re.fullmatch(letter, part) for part in tokens)
+    return frozenset(part.upper() for part in tokens) if one_each else frozenset()
 
 
 def _choices(column: object, letters: str) -> Mapping[str, str]:

@@ -57,9 +57,9 @@ def unicode_tokens(text: str) -> Tokens:
     """A text without any token is one itself, so that ∞ is equal to nothing but ∞."""
     plain = unicodedata.normalize("NFKC", numbers_apart(text[:MOST_CHARS])).casefold().translate(_DASHES)
     plain = unicodedata.normalize("NFC", _MARKED_LATIN.sub(r"\1", unicodedata.normalize("NFD", plain)))
-    plain = _ABBREVIATION.sub(lambda found: found[0].replace(".", ""), plain)
+    plain = _ABBREVIATION.sub(lambda match: match[0].replace(".", ""), plain)
     plain = _UNSEEN.sub("", re.sub(r"['\u2018\u2019\u02bc]", "", plain))
-    tokens = [_number(found[0]) if found["number"] else found[0] for found in _TOKEN.finditer(plain)]
+    tokens = [_number(match[0]) if match["number"] else match[0] for match in _TOKEN.finditer(plain)]
     words = [token for token, after in zip(tokens, [*tokens[1:], ""], strict=False) if not _is_article(token, after)]
     return tuple(words or tokens or plain.split())
 
@@ -89,10 +89,10 @@ TOKENS: dict[Normalisation, Callable[[str], Tokens]] = {
 def exact_match(answer: str, golds: Sequence[str], kind: Normalisation, *, within: bool = False) -> float:
     """1 if the answer equals a gold answer, or holds one with `within`; else 0. An empty gold answer is never held."""
     tokens = TOKENS[kind]
-    found = tokens(answer)
+    answer_tokens = tokens(answer)
     for gold in golds:
         wanted = tokens(gold)
-        if found == wanted or (within and wanted and _holds(found, wanted)):
+        if answer_tokens == wanted or (within and wanted and _holds(answer_tokens, wanted)):
             return 1.0
     return 0.0
 
@@ -100,28 +100,30 @@ def exact_match(answer: str, golds: Sequence[str], kind: Normalisation, *, withi
 def best_f1(answer: str, golds: Sequence[str], kind: Normalisation) -> float:
     """The best token F1 over the gold answers, in [0, 1]."""
     tokens = TOKENS[kind]
-    found = tokens(answer)
-    return max((_f1(found, tokens(gold), in_order=kind is Normalisation.UNICODE) for gold in golds), default=0.0)
+    answer_tokens = tokens(answer)
+    return max(
+        (_f1(answer_tokens, tokens(gold), in_order=kind is Normalisation.UNICODE) for gold in golds), default=0.0
+    )
 
 
-def _f1(found: Tokens, wanted: Tokens, *, in_order: bool) -> float:
-    if found != wanted and (found in _CLOSED or wanted in _CLOSED):
+def _f1(answer_tokens: Tokens, wanted: Tokens, *, in_order: bool) -> float:
+    if answer_tokens != wanted and (answer_tokens in _CLOSED or wanted in _CLOSED):
         return 0.0
     if in_order and any(re.match(f"[{_CJK}]", token) for token in wanted):
-        shared = _longest_run(found, wanted[:MOST_RUN])
+        shared = _longest_run(answer_tokens, wanted[:MOST_RUN])
     else:
-        shared = (Counter(found) & Counter(wanted)).total()
-    return 2 * shared / (len(found) + len(wanted)) if shared else 0.0
+        shared = (Counter(answer_tokens) & Counter(wanted)).total()
+    return 2 * shared / (len(answer_tokens) + len(wanted)) if shared else 0.0
 
 
-def _longest_run(found: Tokens, wanted: Tokens) -> int:
+def _longest_run(answer_tokens: Tokens, wanted: Tokens) -> int:
     """Length of the longest run of tokens that is in both."""
     longest = 0
-    before = [0] * (len(wanted) + 1)  # runs that end at the token of `found` before, by position in `wanted`
+    before = [0] * (len(wanted) + 1)  # runs that end at the answer token before, by position in `wanted`
     places: dict[str, list[int]] = {}
     for position, token in enumerate(wanted):
         places.setdefault(token, []).append(position)
-    for token in found:
+    for token in answer_tokens:
         now = [0] * (len(wanted) + 1) if token in places or any(before) else before
         for position in places.get(token, ()):
             now[position + 1] = before[position] + 1
@@ -130,8 +132,8 @@ def _longest_run(found: Tokens, wanted: Tokens) -> int:
     return longest
 
 
-def _holds(found: Tokens, wanted: Tokens) -> bool:
-    return f" {' '.join(wanted)} " in f" {' '.join(found)} "
+def _holds(answer_tokens: Tokens, wanted: Tokens) -> bool:
+    return f" {' '.join(wanted)} " in f" {' '.join(answer_tokens)} "
 
 
 def _number(text: str) -> str:

@@ -16,10 +16,10 @@ class Arguments(argparse.ArgumentParser):
 
         A command's parser is the default `parser` of what it sets.
         """
-        found, rest = self.parse_known_args(args, namespace)
+        options, rest = self.parse_known_args(args, namespace)
         if rest:
-            getattr(found, "parser", self).error(f"unrecognized arguments: {' '.join(rest)}")
-        return found
+            getattr(options, "parser", self).error(f"unrecognized arguments: {' '.join(rest)}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")

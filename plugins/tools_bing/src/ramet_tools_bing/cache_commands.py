@@ -99,16 +99,16 @@ def _date(seconds: float) -> str:
 
 
 def _get(options: argparse.Namespace) -> int:
-    query, found = normalised(options.query), 0
+    query, n_entries = normalised(options.query), 0
     with _opened(options.folder) as opened:
         for _, value in entries(opened):
             if kind_of(value) == "search" and value.get("query") == query:
-                found += 1
+                n_entries += 1
                 result = read_stored(value)
                 print(f"{result.provider}, {_date(result.fetched_at)}:\n{default(result.items, 100, 10_000)}")
-    if not found:
+    if not n_entries:
         print(f"nothing is stored for {query!r}")
-    return 0 if found else 1
+    return 0 if n_entries else 1
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -188,8 +188,8 @@ def _problems(opened: diskcache.Cache, repair: bool) -> list[str]:
             problems.append(f"{folder}: entry {_shown(key)}: {error}{' (removed)' if is_gone else ''}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = opened.check(fix=repair, retry=True)
-    return problems + [f"{folder}: {one.message}{' (fixed)' if repair else ''}" for one in found]
+        caught = opened.check(fix=repair, retry=True)
+    return problems + [f"{folder}: {warning.message}{' (fixed)' if repair else ''}" for warning in caught]
 
 
 def _shown(key: str | ForeignKey) -> str:

@@ -85,9 +85,9 @@ def open_disk(folder: Path) -> diskcache.Cache:
         if wrong:
             raise ConfigError(f"{folder}: settings of the cache cannot be set: {wrong}")
         cache.add(FORMAT_KEY, FORMAT, retry=True)
-        found = cache.get(FORMAT_KEY, retry=True)
-        if found != FORMAT:
-            raise ConfigError(f"{folder}: the cache has format {found!r}; this version reads {FORMAT}")
+        stored_format = cache.get(FORMAT_KEY, retry=True)
+        if stored_format != FORMAT:
+            raise ConfigError(f"{folder}: the cache has format {stored_format!r}; this version reads {FORMAT}")
     except BaseException:
         cache.close()
         raise
@@ -96,11 +96,11 @@ def open_disk(folder: Path) -> diskcache.Cache:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid not in (os.getuid(), 0):
-        raise ConfigError(f"{folder} belongs to user {found.st_uid}, this is {os.getuid()}; take a cache of your own")
-    if stat.S_IMODE(found.st_mode) & 0o022:
+    status = folder.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{folder} belongs to user {status.st_uid}, this is {os.getuid()}; take a cache of your own")
+    if stat.S_IMODE(status.st_mode) & 0o022:
         raise ConfigError(
-            f"{folder} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}), who could put entries "
+            f"{folder} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}), who could put entries "
             f"into the cache; `chmod 700 {folder}` helps"
         )

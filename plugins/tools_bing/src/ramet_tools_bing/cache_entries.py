@@ -85,10 +85,10 @@ def kind_of(value: Mapping[str, Any]) -> str:
     return "page" if "text" in value else "unknown"
 
 
-def put_all(cache: diskcache.Cache, found: Iterable[Entry], counts: Counter[str]) -> None:
+def put_all(cache: diskcache.Cache, new_entries: Iterable[Entry], counts: Counter[str]) -> None:
     """Add entries, counting what became of them: `new`, `replaced` (an older one), `kept` (one as new is there)."""
     batch: list[Entry] = []
-    for entry in found:
+    for entry in new_entries:
         batch.append(entry)
         if len(batch) == BATCH:
             _put_batch(cache, batch, counts)
@@ -109,9 +109,9 @@ def _put_batch(cache: diskcache.Cache, batch: list[Entry], counts: Counter[str])
 
 def time_of(value: Mapping[str, Any]) -> float:
     """Seconds since 1970; 0 if it has none that can be read."""
-    found = value.get("fetched_at", 0)
-    known = isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < LAST_TIME
-    return float(found) if known else 0.0
+    fetched_at = value.get("fetched_at", 0)
+    is_time = isinstance(fetched_at, int | float) and not isinstance(fetched_at, bool) and 0 <= fetched_at < LAST_TIME
+    return float(fetched_at) if is_time else 0.0
 
 
 def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
@@ -143,10 +143,10 @@ def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _own(line: dict[str, Any] | None) -> Entry | None:

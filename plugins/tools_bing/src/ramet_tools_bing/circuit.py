@@ -70,11 +70,11 @@ class Circuit:
                 self._probing = False
 
     def _refuse_while_open(self) -> None:
-        left = self.open_until - time.monotonic()
-        if self._kind is None or (left <= 0 and not self._probing):
+        seconds_left = self.open_until - time.monotonic()
+        if self._kind is None or (seconds_left <= 0 and not self._probing):
             return
         waits = self._kind is FaultKind.THROTTLED or (self.waits and self._kind is not FaultKind.REFUSED)
-        raise InfraError(self.reason, retry_after_s=max(left, PROBE_POLL_S) if waits else None)
+        raise InfraError(self.reason, retry_after_s=max(seconds_left, PROBE_POLL_S) if waits else None)
 
     def _succeeded(self, begun: float) -> None:
         self._ever_succeeded = True
@@ -122,11 +122,11 @@ class Circuit:
             self._open(error.fault, self.down_s, said)
 
     def _open(self, kind: FaultKind, seconds: float, reason: str) -> None:
-        known = self._kind is kind
+        same_kind = self._kind is kind
         self._kind, self.reason, self._news = kind, reason, True
         self._opened_at = time.monotonic()
         self.open_until = self._opened_at + seconds
-        if not known:
+        if not same_kind:
             logger.warning("search: %s is not asked for %.3g s: %s", self.who, seconds, reason)
 
     def _count(self, *, failed: bool) -> None:

@@ -153,14 +153,14 @@ def deep_problems(config: DeepSearchConfig, tool: str = "deep_search") -> Iterat
 
 def raise_problems(problems: Iterator[str]) -> None:
     """Raise one `ConfigError` with all of them, if there is any."""
-    found = list(problems)
-    if found:
-        raise ConfigError("\n".join(found))
+    all_problems = list(problems)
+    if all_problems:
+        raise ConfigError("\n".join(all_problems))
 
 
-def key_of(provider: str, given: str | None) -> str | None:
+def key_of(provider: str, configured: str | None) -> str | None:
     """The provider's key, from the configuration or its own variable. Empty ones are none."""
-    return given or os.environ.get(KEYS[provider]) or None
+    return configured or os.environ.get(KEYS[provider]) or None
 
 
 def chosen_provider(config: SearchConfig) -> str:

@@ -40,11 +40,11 @@ STOP_WORDS = frozenset(
 def query_terms(query: str) -> list[str]:
     """Return the FTS5 phrases of a query, in order and each once: without the most frequent words, unless all are."""
     words: list[str] = []
-    for found in _TERM.findall(query.lower()):
-        if _ONE_CJK.match(found):
-            words += [" ".join(found[i : i + 2]) for i in range(max(1, len(found) - 1))]
+    for term in _TERM.findall(query.lower()):
+        if _ONE_CJK.match(term):
+            words += [" ".join(term[i : i + 2]) for i in range(max(1, len(term) - 1))]
         else:
-            words.append(found)
+            words.append(term)
     words = list(dict.fromkeys(words))
     kept = [word for word in words if word not in STOP_WORDS] or words
     return [f'"{word}"' for word in kept[:MOST_TERMS]]
@@ -63,25 +63,25 @@ class Corpus:
     def _check(self) -> int:
         """Return how many passages it has. Raises `ConfigError`."""
         try:
-            found = dict(self._connection().execute("SELECT name, value FROM about").fetchall())
+            about = dict(self._connection().execute("SELECT name, value FROM about").fetchall())
         except sqlite3.Error as error:
             raise ConfigError(
                 f"{self.path} is no corpus of `ramet corpus build`: {error}; `ramet corpus build {self.path} --out "
                 "CORPUS` makes one, if it is a file of passages"
             ) from error
-        if found.get("format") != FORMAT:
-            raise ConfigError(f"{self.path} has the format {found.get('format')!r}; this version reads {FORMAT!r}")
-        return int(found["passages"])
+        if about.get("format") != FORMAT:
+            raise ConfigError(f"{self.path} has the format {about.get('format')!r}; this version reads {FORMAT!r}")
+        return int(about["passages"])
 
     def _connection(self) -> sqlite3.Connection:
         """Return the connection of this thread and process."""
         if self._in_memory is not None:
             return self._in_memory
-        known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "opened", None)
-        if known is None or known[0] != os.getpid():
+        opened: tuple[int, sqlite3.Connection] | None = getattr(self._local, "opened", None)
+        if opened is None or opened[0] != os.getpid():
             uri = f"file:{quote(str(self.path.absolute()))}?mode=ro"
-            known = self._local.opened = os.getpid(), sqlite3.connect(uri, uri=True)
-        return known[1]
+            opened = self._local.opened = os.getpid(), sqlite3.connect(uri, uri=True)
+        return opened[1]
 
     def search(self, query: str, k: int) -> list[SearchItem]:
         """Return the best `k` passages; equal ones in the order in which they were added."""
@@ -97,9 +97,9 @@ class Corpus:
 
     def close(self) -> None:
         """Close this thread's connection."""
-        known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "opened", None)
-        if known is not None:
-            known[1].close()
+        opened: tuple[int, sqlite3.Connection] | None = getattr(self._local, "opened", None)
+        if opened is not None:
+            opened[1].close()
             del self._local.opened
 
 

@@ -73,8 +73,8 @@ def _build(options: argparse.Namespace) -> int:
         raise ConfigError("\n".join(problems[:MOST_PROBLEMS]) + more + "\n--skip-bad-rows leaves such rows out")
     if not passages:
         raise ConfigError(f"{', '.join(map(str, options.sources))}: there is no passage to be found")
-    found = (item for path in options.sources for item in _passages(path, Counter[str](), []))
-    count = _built(options, found)
+    items = (item for path in options.sources for item in _passages(path, Counter[str](), []))
+    count = _built(options, items)
     left_out = f", {len(problems)} bad rows left out" if problems else ""
     failures = f", {counts['failures']} stored failures left out" if counts["failures"] else ""
     print(f"{options.out}: {count} passages{left_out}{failures}")
@@ -97,17 +97,17 @@ def _check_out(options: argparse.Namespace) -> None:
         check_installed()
 
 
-def _built(options: argparse.Namespace, found: Iterator[SearchItem]) -> int:
+def _built(options: argparse.Namespace, items: Iterator[SearchItem]) -> int:
     if options.engine == "sqlite":
         if options.out.is_dir():
             raise ConfigError(f"{options.out} is a folder, of an engine that is not sqlite; name another file")
-        return build_corpus(found, options.out)
+        return build_corpus(items, options.out)
     from ramet_tools_bing.corpus_tantivy import build_tantivy_corpus
 
     options.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = options.out.with_name(f".{options.out.name}.{secrets.token_hex(4)}.tmp")
     try:
-        count = build_tantivy_corpus(found, temporary)
+        count = build_tantivy_corpus(items, temporary)
         if options.out.is_dir():
             os.replace(options.out, temporary / "old")
         os.replace(temporary, options.out)
@@ -199,8 +199,8 @@ def _row(line: bytes) -> SearchItem | str:
 def _search(options: argparse.Namespace) -> int:
     from ramet_tools_bing.providers.offline import open_corpus
 
-    found = open_corpus(options.corpus).search(options.query, options.results)
-    print(default(found, options.results, 500))
+    hits = open_corpus(options.corpus).search(options.query, options.results)
+    print(default(hits, options.results, 500))
     return 0
 
 

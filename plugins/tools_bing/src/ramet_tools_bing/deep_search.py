@@ -78,25 +78,25 @@ class DeepSearchTool:
         question = call.task.question if call.task is not None else ""
         ends_at = time.monotonic() + max(1.0, (call.deadline_s or DEADLINE_S) - MARGIN_S)
         try:
-            text, found = await self._researched(query, question, ends_at)
+            text, result = await self._researched(query, question, ends_at)
         except NotStoredError:
             return ToolResult(text=NOT_STORED, metadata={"provider": self.searcher.provider, "stored": False})
-        metadata = {"provider": found.provider, "results": len(found.items), "cached": found.cached}
+        metadata = {"provider": result.provider, "results": len(result.items), "cached": result.cached}
         return ToolResult(text=text, metadata=metadata)
 
     async def _researched(self, query: str, question: str, ends_at: float) -> tuple[str, SearchResult]:
-        left = ends_at - time.monotonic()
+        seconds_left = ends_at - time.monotonic()
         asked = self.searcher.asked(query)
-        found = await self.searcher.client().search(asked, self.config.max_results, deadline_s=left)
-        hits = found.items[: self.config.pages]
+        result = await self.searcher.client().search(asked, self.config.max_results, deadline_s=seconds_left)
+        hits = result.items[: self.config.pages]
         if not hits:
-            return NOTHING, found
+            return NOTHING, result
         pages = await asyncio.gather(*(self._read(hit) for hit in hits))
         summarizer = self._readers.get().summarizer
         if summarizer is None:
-            return "\n\n".join(_shown(number, page) for number, page in enumerate(pages, start=1)), found
+            return "\n\n".join(_shown(number, page) for number, page in enumerate(pages, start=1)), result
         deadline_s = max(1.0, min(self.config.summary_deadline_s, ends_at - time.monotonic()))
-        return await summarizer.summarize(query, question, pages, deadline_s=deadline_s), found
+        return await summarizer.summarize(query, question, pages, deadline_s=deadline_s), result
 
     async def _read(self, hit: SearchItem) -> QuotedPage:
         """The passage around the hit's excerpt. A page that cannot be read is its excerpt."""
@@ -137,10 +137,10 @@ def best_passage(page: str, excerpt: str, around_chars: int) -> str:
     """
     target = words(_TAG.sub("", excerpt))
     best, place = LEAST_F1, None
-    for found in _SENTENCE.finditer(page):
-        score = f1(words(found[0]), target) if found[0].strip() else 0.0
+    for sentence in _SENTENCE.finditer(page):
+        score = f1(words(sentence[0]), target) if sentence[0].strip() else 0.0
         if score > best:
-            best, place = score, found.span()
+            best, place = score, sentence.span()
     if place is None:
         return page[: 2 * around_chars]
     return page[max(0, place[0] - around_chars) : place[1] + around_chars]

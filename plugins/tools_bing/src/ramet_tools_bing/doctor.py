@@ -25,19 +25,19 @@ PROBE_S = 20.0
 
 async def search_check(context: DoctorContext) -> list[Finding]:
     """Check the options of every configured search, its provider, one request, and its cache."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for key, config in context.configured(SearchConfig, "tools.search").items():
         tool = key.removeprefix("tools.")
         problems = (
             deep_problems(config, tool) if isinstance(config, DeepSearchConfig) else search_problems(config, tool)
         )
         wrong = [_wrong(tool, *problem.split("; ", 1)) for problem in problems]
-        found += wrong or [
+        findings += wrong or [
             *_provider(tool, config),
             await _answer(tool, config, context.offline),
             *_cache(tool, config),
         ]
-    return found
+    return findings
 
 
 def _wrong(tool: str, text: str, fix: str) -> Finding:
@@ -47,8 +47,8 @@ def _wrong(tool: str, text: str, fix: str) -> Finding:
 def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
     provider = chosen_provider(config)
     if provider == STORED:
-        found = ", ".join(sorted(stored_providers(folder_of(config)))) or "no search"
-        text = f"stored answers of: {found}; no server is asked, since tools.{tool}.params.cache=ro replays"
+        stored_names = ", ".join(sorted(stored_providers(folder_of(config)))) or "no search"
+        text = f"stored answers of: {stored_names}; no server is asked, since tools.{tool}.params.cache=ro replays"
         yield Finding(what=f"{tool} provider", severity=Severity.OK, text=text)
     elif config.cache == "ro" and provider in KEYS:
         text = f"{provider}, which is not asked: tools.{tool}.params.cache=ro replays"

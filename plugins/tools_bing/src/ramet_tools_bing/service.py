@@ -62,10 +62,10 @@ class SearchClient:
         self.counts["calls"] += 1
         keys = self.provider.cache_keys(query, k)
         if self.provider.cached:
-            found = self.cache.search_result(keys, query)
-            if found is not None:
+            stored = self.cache.search_result(keys, query)
+            if stored is not None:
                 self.counts["cached"] += 1
-                return found
+                return stored
             if self.cache.replays:
                 await self._say_other_options(k)
                 raise NotStoredError(query)
@@ -100,11 +100,11 @@ class SearchClient:
         self._said_options = True
         recorded = await asyncio.to_thread(recorded_options, self.cache.folder)
         if recorded and not recorded & {*self.provider.options(k)}:
-            known = "; ".join(f"provider={name} {options}".rstrip() for name, options in sorted(recorded))
+            described = "; ".join(f"provider={name} {options}".rstrip() for name, options in sorted(recorded))
             logger.warning(
                 "search: no answer in %s was recorded with these options, and only stored answers are given. It holds "
                 "those of %s: set tools.search.params to that",
-                self.cache.folder, known,
+                self.cache.folder, described,
             )  # fmt: skip
 
     async def _tried(self, query: str, k: int, ends_at: float) -> tuple[SearchItem, ...]:
@@ -149,8 +149,8 @@ class SearchClient:
 
     async def _final(self, error: ProviderError, out_of_time: float | None) -> InfraError:
         """What a call ends with; `out_of_time`: its deadline, if that is why. All workers hear of an open circuit."""
-        left = self.circuit.open_until - time.monotonic()
-        if left <= 0:
+        seconds_left = self.circuit.open_until - time.monotonic()
+        if seconds_left <= 0:
             asked = error.retry_after_s or None
             if out_of_time is not None:
                 return _OutOfTime(str(error), ends_at=out_of_time, retry_after_s=asked)
@@ -158,8 +158,8 @@ class SearchClient:
         throttled = error.fault is FaultKind.THROTTLED
         waits = throttled or (self.config.when_down == "wait" and error.fault is not FaultKind.REFUSED)
         if waits and self.circuit.take_news():
-            await self.limiter.pause(left, reason=self.circuit.reason, slower=throttled)
-        return InfraError(self.circuit.reason, retry_after_s=left if waits else None)
+            await self.limiter.pause(seconds_left, reason=self.circuit.reason, slower=throttled)
+        return InfraError(self.circuit.reason, retry_after_s=seconds_left if waits else None)
 
     async def aclose(self) -> None:
         await self._searches.aclose()

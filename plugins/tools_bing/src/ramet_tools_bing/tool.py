@@ -94,23 +94,23 @@ class SearchTool:
         started = time.monotonic()
         deadline_s = max(1.0, (call.deadline_s or DEADLINE_S) - MARGIN_S)
         try:
-            found = await self.client().search(self.asked(query), self.config.max_results, deadline_s=deadline_s)
+            result = await self.client().search(self.asked(query), self.config.max_results, deadline_s=deadline_s)
         except NotStoredError:
             return ToolResult(text=NOT_STORED, metadata={"provider": self.provider, "stored": False})
-        return ToolResult(text=self.text(found), cached=found.cached, metadata=self._metadata(found, started))
+        return ToolResult(text=self.text(result), cached=result.cached, metadata=self._metadata(result, started))
 
     def asked(self, query: str) -> str:
         """The released tool leaves quotation marks out, and so does the preset that is named after it."""
         return " ".join(query.replace('"', "").split()) or query if self.config.format == "release" else query
 
-    def text(self, found: SearchResult) -> str:
+    def text(self, result: SearchResult) -> str:
         """Write a result as the model reads it."""
-        return FORMATS[self.config.format](found.items, self.config.max_results, self.config.result_chars)
+        return FORMATS[self.config.format](result.items, self.config.max_results, self.config.result_chars)
 
-    def _metadata(self, found: SearchResult, started: float) -> dict[str, Any]:
+    def _metadata(self, result: SearchResult, started: float) -> dict[str, Any]:
         return {
-            "provider": found.provider,
-            "results": min(len(found.items), self.config.max_results),
+            "provider": result.provider,
+            "results": min(len(result.items), self.config.max_results),
             "search_ms": round(1000 * (time.monotonic() - started), 1),
         }
 
@@ -121,9 +121,9 @@ class SearchTool:
         """
         query, ends_at = self.asked(checked_query(query, "search")), time.monotonic() + deadline_s
         while True:
-            left = ends_at - time.monotonic()
+            seconds_left = ends_at - time.monotonic()
             try:
-                return await self.client().search(query, k or self.config.max_results, deadline_s=left)
+                return await self.client().search(query, k or self.config.max_results, deadline_s=seconds_left)
             except NotStoredError as error:
                 raise ToolError(NOT_STORED) from error
             except InfraError as error:

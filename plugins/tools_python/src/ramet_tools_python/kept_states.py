@@ -63,7 +63,7 @@ class KeptStates:
         return (await self.slots.zygote()).isolation
 
     async def open(self) -> KeptState:
-        host = min(self._hosts, key=lambda one: one.states)
+        host = min(self._hosts, key=lambda candidate: candidate.states)
         return self._new(host)
 
     async def run(self, state: KeptState, code: str) -> PythonResult:

@@ -44,8 +44,8 @@ def make() -> Reward:
 
 
 def _score(rollout: Rollout) -> Score:
-    found = compute_score(rollout.response, rollout.task.answer)
-    return Score(value=found.score, parts={"f1": found.f1_score, "format": float(found.score >= 0)})
+    result = compute_score(rollout.response, rollout.task.answer)
+    return Score(value=result.score, parts={"f1": result.f1_score, "format": float(result.score >= 0)})
 
 
 def compute_score(solution: str, golds: str | Sequence[str]) -> ReleasedScore:
@@ -136,8 +136,8 @@ def remove_boxed(box: str | None) -> str:
 
 
 def get_f1_score(answer: str, golds: str | Sequence[str]) -> float:
-    given = [golds] if isinstance(golds, str) else golds
-    return max((_f1(normalize_answer(answer), normalize_answer(gold)) for gold in given), default=0)
+    all_golds = [golds] if isinstance(golds, str) else golds
+    return max((_f1(normalize_answer(answer), normalize_answer(gold)) for gold in all_golds), default=0)
 
 
 def normalize_answer(text: str) -> str:
@@ -147,9 +147,9 @@ def normalize_answer(text: str) -> str:
 def _f1(answer: str, gold: str) -> float:
     if answer != gold and (answer in _CLOSED or gold in _CLOSED):
         return 0
-    found, wanted = answer.split(), gold.split()
-    shared = (Counter(found) & Counter(wanted)).total()
+    answer_words, wanted = answer.split(), gold.split()
+    shared = (Counter(answer_words) & Counter(wanted)).total()
     if not shared:
         return 0
-    precision, recall = shared / len(found), shared / len(wanted)
+    precision, recall = shared / len(answer_words), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)

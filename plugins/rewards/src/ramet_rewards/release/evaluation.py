@@ -51,16 +51,16 @@ def qa_metrics(answer: str, golds: str | Sequence[str]) -> dict[str, float]:
     if isinstance(golds, str):
         golds = golds.strip("[]").split(",") if golds.startswith("[") else [golds]
     each = [_metrics(_without_articles(answer), _without_articles(str(gold))) for gold in golds]
-    return {name: max((one[name] for one in each), default=0) for name in ("em", "acc", "f1", "math_equal")}
+    return {name: max((metrics[name] for metrics in each), default=0) for name in ("em", "acc", "f1", "math_equal")}
 
 
 def _metrics(answer: str, gold: str) -> dict[str, float]:
-    found, wanted = answer.split(), gold.split()
-    shared = (Counter(found) & Counter(wanted)).total()
+    answer_words, wanted = answer.split(), gold.split()
+    shared = (Counter(answer_words) & Counter(wanted)).total()
     return {
         "em": int(answer == gold),
         "acc": int(gold in answer),
-        "f1": 2 * shared / (len(found) + len(wanted)) if shared else 0,
+        "f1": 2 * shared / (len(answer_words) + len(wanted)) if shared else 0,
         "math_equal": int(is_equiv(answer, gold)),
     }
 

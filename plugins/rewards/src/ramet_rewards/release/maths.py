@@ -98,13 +98,13 @@ def dapo_score(solution: str, gold: str, *, strict_box: bool = False) -> dict[st
     """1 or -1: the last `Answer:` line of the last 300 characters, or the last box of the last 100."""
     if strict_box:
         box = last_boxed(solution[-100:]) if "\\boxed{" in solution[-100:] else None
-        found = None if box is None else remove_boxed(box)
-        right = found == gold
+        prediction = None if box is None else remove_boxed(box)
+        right = prediction == gold
     else:
         lines = _ANSWER_LINE.findall(solution[-300:])
-        found = normalize_final_answer(lines[-1] if lines else "[INVALID]")
-        right = found == normalize_final_answer(gold)
-    return {"score": 1.0 if right else -1.0, "acc": right, "pred": found}
+        prediction = normalize_final_answer(lines[-1] if lines else "[INVALID]")
+        right = prediction == normalize_final_answer(gold)
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": prediction}
 
 
 def normalize_final_answer(text: str) -> str:
@@ -123,8 +123,8 @@ def normalize_final_answer(text: str) -> str:
 def gsm8k_score(solution: str, gold: str, method: str = "strict") -> float:
     """`strict`: the number after the first `#### `; `flexible`: the last number of the text."""
     if method == "strict":
-        found = re.search(r"#### (\-?[0-9\.\,]+)", solution)
-        answer = found[1].replace(",", "").replace("$", "") if found else None
+        match = re.search(r"#### (\-?[0-9\.\,]+)", solution)
+        answer = match[1].replace(",", "").replace("$", "") if match else None
     else:
         numbers = [number for number in re.findall(r"(\-?[0-9\.\,]+)", solution) if number not in ("", ".")]
         answer = numbers[-1] if numbers else None
@@ -141,5 +141,5 @@ def em_score(solution: str, gold: Mapping[str, Any], *, within: bool = False) ->
         return 0.0
     target = gold["target"]
     golds: Sequence[str] = [target] if isinstance(target, str) else target
-    wanted = [normalize_answer(one) for one in golds]
-    return float(any(one in answer for one in wanted) if within else answer in wanted)
+    wanted = [normalize_answer(text) for text in golds]
+    return float(any(text in answer for text in wanted) if within else answer in wanted)

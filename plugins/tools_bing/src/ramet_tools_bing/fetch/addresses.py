@@ -100,13 +100,13 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        if not found:
+        addresses = await self._inner.resolve(host, port, family)
+        if not addresses:
             raise OSError(f"{host} has no address")
-        for one in found:
-            if not is_public(ipaddress.ip_address(one["host"].partition("%")[0]), self._allowed):
+        for address in addresses:
+            if not is_public(ipaddress.ip_address(address["host"].partition("%")[0]), self._allowed):
                 raise AddressRefusedError("this address is not public")
-        return found
+        return addresses
 
     async def close(self) -> None:
         await self._inner.close()

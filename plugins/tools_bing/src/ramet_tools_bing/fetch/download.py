@@ -63,12 +63,12 @@ class Downloader:
         ends_at = time.monotonic() + self.config.page_timeout_s
         for _ in range(self.config.redirects + 1):
             try:
-                found = await self._get(url, ends_at - time.monotonic())
+                answer = await self._get(url, ends_at - time.monotonic())
             except HttpFailure as error:
                 raise await self._failed(url, error) from error
-            if isinstance(found, Download):
-                return found
-            url = self._checked(found)
+            if isinstance(answer, Download):
+                return answer
+            url = self._checked(answer)
         raise ToolError(f"the page leads on to others more than {self.config.redirects} times")
 
     def _checked(self, address: str) -> URL:

@@ -35,11 +35,11 @@ def _html(body: bytes, url: str, charset: str | None) -> tuple[str, str]:
     import trafilatura
 
     page = _decoded(body, charset) if charset else body
-    found = trafilatura.bare_extraction(
+    document = trafilatura.bare_extraction(
         page, url=url, with_metadata=True, include_comments=False, include_tables=True, favor_recall=True
     )
-    title = getattr(found, "title", None) or ""
-    text = getattr(found, "text", None) or trafilatura.html2txt(page) or ""
+    title = getattr(document, "title", None) or ""
+    text = getattr(document, "text", None) or trafilatura.html2txt(page) or ""
     return title, text
 
 

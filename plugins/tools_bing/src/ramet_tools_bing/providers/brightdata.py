@@ -68,11 +68,11 @@ class BrightData:
             if self._parse != "auto":
                 raise
             try:
-                found = await self._ask(query, other, timeout_s)
+                items = await self._ask(query, other, timeout_s)
             except _NotParsed:
                 raise error from None
             self._form = other
-            return found
+            return items
 
     async def _ask(self, query: str, form: str, timeout_s: float) -> tuple[SearchItem, ...]:
         try:
@@ -107,7 +107,7 @@ def _code(headers: Mapping[str, str]) -> str:
     """Bright Data's own code and words, which are in headers of one of two names."""
     code = headers.get("x-brd-error-code") or headers.get("x-brd-err-code")
     words = headers.get("x-brd-error") or headers.get("x-brd-err-msg")
-    return f" ({', '.join(one[:100] for one in (code, words) if one)})" if code or words else ""
+    return f" ({', '.join(part[:100] for part in (code, words) if part)})" if code or words else ""
 
 
 class _NotParsed(ProviderError):

@@ -19,7 +19,7 @@ def build_provider(config: SearchConfig) -> Provider:
     if name == "corpus":
         return OfflineCorpus(config.corpus)
     if name == STORED:
-        return StoredAnswers([_asked(one, config) for one in KEYS])
+        return StoredAnswers([_asked(provider, config) for provider in KEYS])
     return _asked(name, config)
 
 
@@ -58,7 +58,7 @@ class StoredAnswers:
         return [key for provider in self._providers for key in provider.cache_keys(query, k)]
 
     def options(self, k: int) -> Sequence[tuple[str, str]]:
-        return [one for provider in self._providers for one in provider.options(k)]
+        return [option for provider in self._providers for option in provider.options(k)]
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         raise ProviderError(FaultKind.REFUSED, "only stored answers are given here")

@@ -138,11 +138,11 @@ class Retrieval:
             raise ProviderError(
                 FaultKind.BROKEN, "retrieval: the answer has no list `result` with one list for the query"
             )
-        return [_document(one) for one in lists[0]]
+        return [_document(item) for item in lists[0]]
 
 
-def _document(found: Any) -> SearchItem:
-    document = found.get("document", found) if isinstance(found, Mapping) else None
+def _document(item: Any) -> SearchItem:
+    document = item.get("document", item) if isinstance(item, Mapping) else None
     contents = document.get("contents") if isinstance(document, Mapping) else None
     if not isinstance(contents, str):
         raise ProviderError(FaultKind.BROKEN, "retrieval: a document without `contents`")
@@ -158,15 +158,15 @@ def read_items(answer: Any, who: str, path: Sequence[str], *, url: str, text: st
 
     Raises `ProviderError` if there is no such list: that says something of the service, and nothing of the query.
     """
-    found = answer
+    node = answer
     for name in path:
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(node, Mapping) or name not in node:
             what = f"no `{'.'.join(path)}`" if isinstance(answer, Mapping) else f"a {type(answer).__name__}"
             raise ProviderError(FaultKind.BROKEN, f"{who}: the answer has {what}; no search results could be read")
-        found = found[name]
-    if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+        node = node[name]
+    if not isinstance(node, list) or not all(isinstance(item, Mapping) for item in node):
         raise ProviderError(FaultKind.BROKEN, f"{who}: `{'.'.join(path)}` of the answer is no list of objects")
-    return [SearchItem(title=_text(item, "title"), url=_text(item, url), text=_text(item, text)) for item in found]
+    return [SearchItem(title=_text(item, "title"), url=_text(item, url), text=_text(item, text)) for item in node]
 
 
 def _text(item: Mapping[str, Any], name: str) -> str:

@@ -64,8 +64,8 @@ class Clock:
         wall = time.monotonic() - self.started
         cpu = self.cpu_s()
         waited = None if self.waited is None else processes.waited_s(self.process)
-        own = cpu if waited is None or self.waited is None else wall - (waited - self.waited)
-        return min(self.limits.seconds - max(own, cpu), self.limits.wall_seconds - wall)
+        own_s = cpu if waited is None or self.waited is None else wall - (waited - self.waited)
+        return min(self.limits.seconds - max(own_s, cpu), self.limits.wall_seconds - wall)
 
     def cpu_s(self) -> float:
         return (processes.cpu_s(self.process) or self.cpu) - self.cpu
@@ -100,10 +100,10 @@ class Call:
         for readable in (*wanted, *self.worker.asking):
             poller.register(readable, select.POLLIN)
         while True:
-            left = self.clock.left_s()
-            if left <= 0:
+            seconds_left = self.clock.left_s()
+            if seconds_left <= 0:
                 return End(TIMEOUT)
-            ready = {descriptor for descriptor, _ in poller.poll(min(LOOK_MS, max(1, math.ceil(left * 1000))))}
+            ready = {descriptor for descriptor, _ in poller.poll(min(LOOK_MS, max(1, math.ceil(seconds_left * 1000))))}
             if client.fileno() in ready:
                 return End(GONE)
             for stream in (self.out, self.err):

@@ -34,16 +34,16 @@ def knows_truncation() -> bool:
 def make_rules(readable: Iterable[str], usable: Iterable[str], writable: Iterable[str]) -> int:
     """A descriptor of rules: read (and execute) beneath the first, read and write the second, all but devices beneath
     the third. Paths that do not exist are left out."""
-    known = version()
+    abi = version()
     handled = (1 << 13) - 1
     handled |= (
-        (_REFER if known >= 2 else 0)
-        | (_TRUNCATE if known >= _TRUNCATE_SINCE else 0)
-        | (_DEVICE_CONTROL if known >= 5 else 0)
+        (_REFER if abi >= 2 else 0)
+        | (_TRUNCATE if abi >= _TRUNCATE_SINCE else 0)
+        | (_DEVICE_CONTROL if abi >= 5 else 0)
     )
-    network, scopes = (3 if known >= _NETWORK_SINCE else 0), (3 if known >= _SCOPES_SINCE else 0)
+    network, scopes = (3 if abi >= _NETWORK_SINCE else 0), (3 if abi >= _SCOPES_SINCE else 0)
     attributes = struct.pack("=QQQ", handled, network, scopes)
-    size = 24 if known >= _SCOPES_SINCE else 16 if known >= _NETWORK_SINCE else 8
+    size = 24 if abi >= _SCOPES_SINCE else 16 if abi >= _NETWORK_SINCE else 8
     rules = processes.call(syscalls.here().numbers["landlock_create_ruleset"], attributes, size, 0)
     for paths, allowed in (
         (readable, _EXECUTE | _READ | _LIST),

@@ -85,11 +85,11 @@ def renew_scratch(place: str, user: int | None, size: int) -> None:
 
 def _outermost(paths: Sequence[str]) -> list[str]:
     """Absolute paths and what they lead to, without those within another."""
-    found: list[str] = []
-    for path in sorted({path for given in paths for path in (given, os.path.realpath(given))}, key=len):
-        if os.path.exists(path) and not any(path == one or path.startswith(f"{one}/") for one in found):
-            found.append(path)
-    return found
+    kept: list[str] = []
+    for path in sorted({path for written in paths for path in (written, os.path.realpath(written))}, key=len):
+        if os.path.exists(path) and not any(path == outer or path.startswith(f"{outer}/") for outer in kept):
+            kept.append(path)
+    return kept
 
 
 def _show(path: str, root: str) -> None:
@@ -120,9 +120,9 @@ def _show_processes(root: str) -> None:
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    given = [None if one is None else os.fsencode(one) for one in (source, target, kind)]
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     options = None if data is None else data.encode()
-    _check(_libc.mount(*given, ctypes.c_ulong(flags), options), f"mount {target}")
+    _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options), f"mount {target}")
 
 
 def _check(result: int, what: str) -> None:

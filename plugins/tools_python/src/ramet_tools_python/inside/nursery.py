@@ -60,9 +60,9 @@ def _serve(
     confinement: child.Confinement,
     readable: Sequence[str] | None,
 ) -> NoReturn:
-    own = control.fileno()
-    os.closerange(3, own)
-    os.closerange(own + 1, os.sysconf("SC_OPEN_MAX"))
+    control_fd = control.fileno()
+    os.closerange(3, control_fd)
+    os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
     while True:
         request, descriptors = wire.receive_with(control, 1)
         if request is None:
@@ -118,7 +118,7 @@ def _clone(flags: int) -> int:
     number, place = syscalls.here().numbers["clone"], _thread_number()
     if place is not None:
         flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-    arguments = [ctypes.c_long(one) for one in syscalls.order_of_clone(flags, place or 0)]
+    arguments = [ctypes.c_long(argument) for argument in syscalls.order_of_clone(flags, place or 0)]
     _python.PyOS_BeforeFork()
     process: int = _libc.syscall(ctypes.c_long(number), *arguments)
     if process == 0:
@@ -132,8 +132,8 @@ def _clone(flags: int) -> int:
 
 def _thread_number() -> int | None:
     """Return where the C library notes the number of this thread, which a fork must change; None: nowhere."""
-    found = ctypes.c_void_p()
-    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(found), 0, 0, 0) != 0 or not found.value:
+    address = ctypes.c_void_p()
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) != 0 or not address.value:
         return None
-    noted = ctypes.c_int.from_address(found.value).value == os.getpid()
-    return found.value if noted else None
+    noted = ctypes.c_int.from_address(address.value).value == os.getpid()
+    return address.value if noted else None

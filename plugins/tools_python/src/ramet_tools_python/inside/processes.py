@@ -24,7 +24,7 @@ _processes: int | None = None  # a descriptor of /proc, where programs must not 
 
 def call(number: int, *arguments: Any) -> int:
     """The system call of this number. Raises OSError."""
-    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    words = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *words)
     if result < 0:
         problem = ctypes.get_errno()
@@ -163,10 +163,10 @@ def kill_descendants(spare: set[int], patience_s: float = 2.0) -> bool:
 def stands_still(process: int) -> bool:
     """Whether all threads of this child are stopped, or it has ended."""
     try:
-        found = os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        state = os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
         return True
-    return found is not None
+    return state is not None
 
 
 def is_child(process: int) -> bool:
@@ -187,7 +187,7 @@ def has_only(children: set[int]) -> bool:
         listed = _read(f"{me}/task/{me}/children")
     except OSError:
         return False
-    return len(listed) < _PAGE and {int(one) for one in listed.split()} <= children
+    return len(listed) < _PAGE and {int(pid) for pid in listed.split()} <= children
 
 
 def can_see_itself() -> bool:
@@ -216,23 +216,23 @@ def descendants() -> set[int] | None:
     below: dict[int, list[int]] = {}
     for pid, (parent, _) in everybody.items():
         below.setdefault(parent, []).append(pid)
-    found, todo = set(), [me]
+    pids, todo = set(), [me]
     while todo:
         children = below.get(todo.pop(), [])
-        found.update(children)
+        pids.update(children)
         todo += children
-    return {pid for pid in found if everybody[pid][0] == me or everybody[pid][1] != b"Z"}
+    return {pid for pid in pids if everybody[pid][0] == me or everybody[pid][1] != b"Z"}
 
 
 def _everybody() -> dict[int, tuple[int, bytes]]:
     """Parent and state of every process that can be seen."""
-    found = {}
+    states = {}
     for name in os.listdir("/proc" if _processes is None else _processes):
         if not name.isdigit():
             continue
         try:
             state, parent = _read(f"{name}/stat").rpartition(b")")[2].split()[:2]
-            found[int(name)] = int(parent), state
+            states[int(name)] = int(parent), state
         except (OSError, ValueError):  # it ended meanwhile
             continue
-    return found
+    return states

@@ -74,8 +74,8 @@ class _Walk:
         return True
 
     def _identity(self) -> tuple[int, int]:
-        found = os.fstat(self.here)
-        return found.st_dev, found.st_ino
+        status = os.fstat(self.here)
+        return status.st_dev, status.st_ino
 
     def _go(self, name: str) -> None:
         there = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.here)

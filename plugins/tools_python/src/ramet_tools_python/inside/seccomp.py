@@ -124,12 +124,12 @@ class _Program:
                 self.add(_RETURN, answer)
                 self.add(_RETURN, _ALLOW)
 
-    def answer_signals(self, own: int, answer: int) -> None:
-        """Signals only to the process `own` itself, or, as 0, to its group, of which it is the only member."""
+    def answer_signals(self, own_pid: int, answer: int) -> None:
+        """Signals only to the process `own_pid` itself, or, as 0, to its group, of which it is the only member."""
         for name in _SIGNALS:
             self.add(_JUMP_EQUAL, self.numbers[name], 0, 5)
             self.add(_LOAD, _ARGUMENTS)
-            self.add(_JUMP_EQUAL, own, 1, 0)
+            self.add(_JUMP_EQUAL, own_pid, 1, 0)
             self.add(_JUMP_EQUAL, 0, 0, 1)
             self.add(_RETURN, _ALLOW)
             self.add(_RETURN, answer)

@@ -148,8 +148,8 @@ class Worker:
             poller.register(readable, select.POLLIN)
         look = time.monotonic() + LOOK_MS / 1000
         deadline = time.monotonic() + PATIENCE_S
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in poller.poll(min(left * 1000, LOOK_MS))}
+        while (seconds_left := deadline - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poller.poll(min(seconds_left * 1000, LOOK_MS))}
             if copy.fileno() in ready:
                 pid = wire.receive_credentials(copy)
                 if pid is None or pid == self.pid or not processes.is_child(pid):

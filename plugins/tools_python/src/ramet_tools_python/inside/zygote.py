@@ -36,7 +36,7 @@ def main() -> None:
     try:
         modules = _preload(settings["preload"])
         key = "error"
-        found, readable = _isolate(settings, modules)
+        confined, readable = _isolate(settings, modules)
         processes.keep_memory_closed()
     except Exception as error:
         wire.send(control, {key: f"{type(error).__name__}: {error}"})
@@ -45,19 +45,21 @@ def main() -> None:
     limits = limits._replace(address_space=limits.address_space + _own_size())
     gc.collect()
     gc.freeze()
-    wire.send(control, {"level": found.level, "way": found.way, "missing": found.missing, "preloaded": modules})
-    Zygote(control, settings["folder"], limits, found, readable, settings["keeps"]).run()
+    wire.send(
+        control, {"level": confined.level, "way": confined.way, "missing": confined.missing, "preloaded": modules}
+    )
+    Zygote(control, settings["folder"], limits, confined, readable, settings["keeps"]).run()
 
 
 def _preload(names: list[str] | None) -> list[str]:
     """Import these modules; None: those that most programs use, where they are installed. Returns their names."""
     os.environ.update(dict.fromkeys(THREADS, "1"))  # read once, at import
-    found = [name for name in warm.COMMON if find_spec(name)] if names is None else names
-    for name in found:
+    modules = [name for name in warm.COMMON if find_spec(name)] if names is None else names
+    for name in modules:
         importlib.import_module(name)
-    warm.use(found)
+    warm.use(modules)
     os.environ.clear()
-    return found
+    return modules
 
 
 def _isolate(settings: dict[str, Any], modules: list[str]) -> tuple[isolation.Found, list[str]]:
@@ -86,12 +88,12 @@ class Zygote:
         control: socket.socket,
         folder: str,
         limits: child.Limits,
-        found: isolation.Found,
+        confined: isolation.Found,
         readable: list[str],
         keeps: bool,
     ) -> None:
         self.control, self.folder, self.limits = control, folder, limits
-        self.found, self.readable, self.keeps = found, readable, keeps
+        self.found, self.readable, self.keeps = confined, readable, keeps
         self.client = os.getppid()
         self.slots: dict[int, str] = {}  # process -> its folder
         self.started = 0
