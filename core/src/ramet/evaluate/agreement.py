@@ -31,7 +31,9 @@ class Verdicts:
 
     def add_line(self, line: Mapping[str, Any]) -> None:
         """One of `lines`."""
-        asked = [ChatExchange.from_body(one) for one in line.get("asked", ())]  # files of earlier versions lack it
+        asked = [
+            ChatExchange.from_body(exchange) for exchange in line.get("asked", ())
+        ]  # files of earlier versions lack it
         self.add(line["benchmark"], line["task"], line["scores"], asked)
 
     def of(self, benchmark: str, task: str) -> Mapping[str, float]:
@@ -49,7 +51,7 @@ class Verdicts:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the verdicts as JSON, in a fixed order."""
         for (benchmark, task), scores in sorted(self._scores.items()):
-            asked = [plain(asdict(one)) for one in self.asked(benchmark, task)]
+            asked = [plain(asdict(exchange)) for exchange in self.asked(benchmark, task)]
             yield {"benchmark": benchmark, "task": task, "scores": scores, "asked": asked}
 
     def flat(self) -> dict[tuple[str, str, str], float]:
@@ -59,11 +61,11 @@ class Verdicts:
     def of_results(cls, body: Mapping[str, Any]) -> Verdicts:
         """The main metric of every benchmark of a results file."""
         verdicts = cls()
-        for one in body["results"]:
-            main = one["metrics"][0]["metric"]
-            for task in one["tasks"]:
+        for result in body["results"]:
+            main = result["metrics"][0]["metric"]
+            for task in result["tasks"]:
                 scores = {r["id"]: s for r in task["rollouts"] if (s := r["scores"].get(main)) is not None}
-                verdicts.add(one["name"], task["task"], scores)
+                verdicts.add(result["name"], task["task"], scores)
         return verdicts
 
 
@@ -90,25 +92,27 @@ def with_verdicts(file: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     A judge of other rollouts, as those before the evaluation was topped up, is left out, which is logged. Raises
     `ConfigError` for a judge's file that cannot be read.
     """
-    results = [dict(one) for one in body["results"]]
+    results = [dict(result) for result in body["results"]]
     for path in judge_files(file):
         said, verdicts = read_judge(path)
         if said["rollouts"] != (body.get("rollouts") or {}).get("sha256"):
             logger.warning("%s: is of other rollouts than %s, and left out; judge again", path, file.name)
             continue
         metric = f"judge-{said['judge']}"
-        summaries = {one["name"]: one["metrics"][0] for one in said["results"]}
-        for one in results:
-            if one["name"] in summaries:
-                one["metrics"] = [*one["metrics"], {**summaries[one["name"]], "metric": metric}]
-                one["tasks"] = [
-                    _with_scores(task, metric, verdicts.of(one["name"], task["task"])) for task in one["tasks"]
+        summaries = {result["name"]: result["metrics"][0] for result in said["results"]}
+        for result in results:
+            if result["name"] in summaries:
+                result["metrics"] = [*result["metrics"], {**summaries[result["name"]], "metric": metric}]
+                result["tasks"] = [
+                    _with_scores(task, metric, verdicts.of(result["name"], task["task"])) for task in result["tasks"]
                 ]
     return {**body, "results": results}
 
 
 def _with_scores(task: Mapping[str, Any], metric: str, scores: Mapping[str, float]) -> dict[str, Any]:
-    rollouts = [{**one, "scores": {**one["scores"], metric: scores.get(one["id"])}} for one in task["rollouts"]]
+    rollouts = [
+        {**rollout, "scores": {**rollout["scores"], metric: scores.get(rollout["id"])}} for rollout in task["rollouts"]
+    ]
     return {**task, "rollouts": rollouts}
 
 
@@ -139,8 +143,10 @@ class JudgeAgreement:
 
 
 def agreement(first: Verdicts, second: Verdicts) -> JudgeAgreement:
-    one, other = first.flat(), second.flat()
-    pairs = [(one[key] >= CORRECT, other[key] >= CORRECT) for key in one if key in other]
+    first_scores, second_scores = first.flat(), second.flat()
+    pairs = [
+        (first_scores[key] >= CORRECT, second_scores[key] >= CORRECT) for key in first_scores if key in second_scores
+    ]
     return JudgeAgreement(
         n=len(pairs),
         both_right=pairs.count((True, True)),

@@ -62,20 +62,22 @@ class PairedComparison:
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[PairedComparison]:
     """Every metric that both have. Raises `ConfigError` if there is none, or no task that both have judged."""
-    earlier = {one["name"]: one for one in before["results"]}
-    found = []
-    for one in after["results"]:
-        name = one["name"]
+    earlier = {result["name"]: result for result in before["results"]}
+    comparisons = []
+    for result in after["results"]:
+        name = result["name"]
         if name not in earlier:
             continue
-        known = {metric["metric"] for metric in earlier[name]["metrics"]}
-        same = _same_tasks(earlier[name], one)
-        for metric in (m["metric"] for m in one["metrics"] if m["metric"] in known):
-            found.append(_compared(name, metric, task_means(earlier[name], metric), task_means(one, metric), same))
-    if not found:
+        earlier_metrics = {metric["metric"] for metric in earlier[name]["metrics"]}
+        same = _same_tasks(earlier[name], result)
+        for metric in (m["metric"] for m in result["metrics"] if m["metric"] in earlier_metrics):
+            comparisons.append(
+                _compared(name, metric, task_means(earlier[name], metric), task_means(result, metric), same)
+            )
+    if not comparisons:
         names = " and ".join(", ".join(r["name"] for r in body["results"]) or "none" for body in (before, after))
         raise ConfigError(f"the results have no benchmark and metric in common: they are of {names}")
-    return found
+    return comparisons
 
 
 def task_means(result: Mapping[str, Any], metric: str) -> dict[str, float]:
@@ -129,17 +131,17 @@ def interval(differences: Sequence[float]) -> tuple[float | None, float | None]:
         return None, None
     if n >= MANY:
         return bootstrap(differences)
-    found = over_tasks(differences)
-    assert found.mean is not None and found.half_width is not None
-    return found.mean - found.half_width, found.mean + found.half_width
+    estimate = over_tasks(differences)
+    assert estimate.mean is not None and estimate.half_width is not None
+    return estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 1) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of one value per task."""
     n = len(values)
-    rng, known = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
+    rng, array = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
     at_once = max(1, DRAWS // n)
     sizes = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
-    means = np.sort(np.concatenate([known[rng.integers(n, size=(size, n))].mean(axis=1) for size in sizes]))
+    means = np.sort(np.concatenate([array[rng.integers(n, size=(size, n))].mean(axis=1) for size in sizes]))
     tail = round((1 - CONFIDENCE) / 2 * RESAMPLES)
     return float(means[tail]), float(means[-tail - 1])

@@ -44,7 +44,9 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
         facts={
             "directory": str(run_plan),
             "model": model_in_words(config, memory),
-            "benchmarks": ", ".join(f"{name} ({len(found)} tasks)" for name, found in tasks.items()),
+            "benchmarks": ", ".join(
+                f"{name} ({len(benchmark_tasks)} tasks)" for name, benchmark_tasks in tasks.items()
+            ),
             "rollouts": f"{config.evaluate.k} of each task = {rollouts:,}",
             "tokens": _tokens(config, rollouts),
             "tools": entries_in_words(config.tools),

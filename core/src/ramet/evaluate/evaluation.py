@@ -107,7 +107,9 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             settings={
                 "config": resolved.text,
                 "model_sha256": model,
-                "tasks_sha256": {name: fingerprint(found) for name, found in prepared.tasks.items()},
+                "tasks_sha256": {
+                    name: fingerprint(benchmark_tasks) for name, benchmark_tasks in prepared.tasks.items()
+                },
                 **_selection(config),
             },
             benchmarks={name: benchmark.info for name, benchmark in prepared.benchmarks.items()},
@@ -141,11 +143,13 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
 
 def _selection(config: Config) -> dict[str, Any]:
     """How a validation chose the model, and which of the benchmarks' splits it chose on; nothing where none did."""
-    found = read_selection(Path(config.model.path))
-    if found is None:
+    selection = read_selection(Path(config.model.path))
+    if selection is None:
         return {}
-    on = [name for name, one in config.benchmarks.items() if found.chose_on(one.use or name, one.split)]
-    return {SELECTION: {**plain(asdict(found)), "benchmarks": on}}
+    on = [
+        name for name, settings in config.benchmarks.items() if selection.chose_on(settings.use or name, settings.split)
+    ]
+    return {SELECTION: {**plain(asdict(selection)), "benchmarks": on}}
 
 
 def _without_console(config: Config) -> Config:
@@ -156,12 +160,16 @@ def _without_console(config: Config) -> Config:
 def _warn_of_chat_markup(config: Config, prepared: PreparedEvaluation) -> None:
     if config.data.chat_markup is ChatMarkup.KEEP:
         encoder, prompt = build_encoder(config), task_prompts(prepared.components.step, config, prepared.tools)
-        for name, found in prepared.tasks.items():
-            warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), f"benchmarks.{name}")
+        for name, benchmark_tasks in prepared.tasks.items():
+            warn_of_chat_markup(
+                benchmark_tasks, lambda task: encoder.chat_markup(prompt(task).messages), f"benchmarks.{name}"
+            )
 
 
 def _scores(body: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    return {one["name"]: {m["metric"]: m["avg"].get("mean") for m in one["metrics"]} for one in body["results"]}
+    return {
+        result["name"]: {m["metric"]: m["avg"].get("mean") for m in result["metrics"]} for result in body["results"]
+    }
 
 
 def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluation:
@@ -191,26 +199,28 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     with collected(problems):
         benchmarks = {name: components.benchmark(name) for name in config.benchmarks}
     for name, benchmark in benchmarks.items():
-        info, chosen = benchmark.info, config.benchmarks[name]
-        problems += rule_problems(name, info, chosen, tools.all)
-        no_split = split_problem(name, info, chosen)
-        rules[name] = rules_of(info, chosen, config.evaluate, tools.all)
+        info, settings = benchmark.info, config.benchmarks[name]
+        problems += rule_problems(name, info, settings, tools.all)
+        no_split = split_problem(name, info, settings)
+        rules[name] = rules_of(info, settings, config.evaluate, tools.all)
         try:
             if no_split is None:
-                tasks[name] = [rules[name].applied(task) for task in load_benchmark(name, benchmark, chosen)]
+                tasks[name] = [rules[name].applied(task) for task in load_benchmark(name, benchmark, settings)]
         except ConfigError as error:
             problems.append(str(error))
         problems += [] if no_split is None else [no_split]
     raise_all(dict.fromkeys(problems))
     for name, benchmark in benchmarks.items():
         warn_of_missing_tools(name, benchmark.info, config.benchmarks[name], tools.all)
-    warn_of_foreign_tags(components.step, config, [task for found in tasks.values() for task in found], tools)
+    warn_of_foreign_tags(
+        components.step, config, [task for benchmark_tasks in tasks.values() for task in benchmark_tasks], tools
+    )
     return PreparedEvaluation(
         components=components, benchmarks=benchmarks, tasks=tasks, rules=rules, tools=tools, missing=missing
     )
 
 
-def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> list[Task]:
+def load_benchmark(name: str, benchmark: Benchmark, settings: BenchmarkConfig) -> list[Task]:
     """The tasks that are measured: checked, and with a limit an even share of every data source.
 
     Raises `ConfigError` for missing data, no task, and ids that are not unique; `PluginError` for a benchmark that
@@ -218,15 +228,15 @@ def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> 
     """
     who = f"benchmark {name!r} ({origin(benchmark)})"
     key = f"benchmarks.{name}"
-    with boundary(who, key, on=" in load"), instance_of(f"benchmarks.{chosen.use or name}", key):
-        if chosen.limit is None:
-            tasks = list(benchmark.load(chosen.split, None))
+    with boundary(who, key, on=" in load"), instance_of(f"benchmarks.{settings.use or name}", key):
+        if settings.limit is None:
+            tasks = list(benchmark.load(settings.split, None))
         else:
-            tasks = first_tasks(benchmark, chosen.split, chosen.limit)
+            tasks = first_tasks(benchmark, settings.split, settings.limit)
     if problem := tasks_problem(tasks):
         raise PluginError(f"{who}: {problem}{defined_at(benchmark, 'load')}")
     if not tasks:
-        raise ConfigError(f"benchmarks.{name}: split {chosen.split!r} holds no task")
+        raise ConfigError(f"benchmarks.{name}: split {settings.split!r} holds no task")
     twice = [f"{id!r} ({n} times)" for id, n in Counter(task.id for task in tasks).items() if n > 1]
     if twice:
         more = f" and {len(twice) - SHOWN} more" if len(twice) > SHOWN else ""
@@ -271,7 +281,7 @@ class _EvaluationProgress:
 
 
 def _announce(config: Config, prepared: PreparedEvaluation, out: Path) -> None:
-    what = ", ".join(f"{name} ({len(found)} tasks)" for name, found in prepared.tasks.items())
+    what = ", ".join(f"{name} ({len(benchmark_tasks)} tasks)" for name, benchmark_tasks in prepared.tasks.items())
     each = "one rollout each" if config.evaluate.k == 1 else f"{config.evaluate.k} rollouts each"
     logger.info("%s: %s, %s, results in %s", config.model.path, what, each, out)
 

@@ -77,7 +77,8 @@ def read_results(path: Path) -> dict[str, Any]:
     _check_hash(file, body["tasks"], path)
     tasks = [json.loads(line) for line in file.read_bytes().splitlines()]
     results = [
-        {**one, "tasks": [task for task in tasks if task["benchmark"] == one["name"]]} for one in body["results"]
+        {**result, "tasks": [task for task in tasks if task["benchmark"] == result["name"]]}
+        for result in body["results"]
     ]
     return {**body, "results": results}
 
@@ -103,7 +104,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 def check_tasks(path: Path, body: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a task of these results cannot be read."""
     try:
-        for task in (task for one in body["results"] for task in one["tasks"]):
+        for task in (task for result in body["results"] for task in result["tasks"]):
             TaskResult.from_body(task)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path}: not results that this version of Ramet can read: {error!r}") from error
@@ -115,7 +116,7 @@ def read_rollouts(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Gro
     Raises `ConfigError` if the file is missing or another one than the results name.
     """
     about, path = body.get("rollouts"), rollouts_path(out)
-    keys = [(one["name"], task["task"]) for one in body["results"] for task in one["tasks"]]
+    keys = [(result["name"], task["task"]) for result in body["results"] for task in result["tasks"]]
     if not about or about["groups"] != len(keys):
         raise ConfigError(f"{out}: its rollouts were not recorded whole, so it cannot be scored again")
     _check_hash(path, about, out)
@@ -128,7 +129,13 @@ def read_rollouts(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Gro
 def read_groups(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Group]]:
     """Yield what `read_rollouts` yields without the scores: what a judge is given."""
     for benchmark, record in read_rollouts(out, body):
-        yield benchmark, Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts))
+        yield (
+            benchmark,
+            Group(
+                task=record.group.task,
+                rollouts=tuple(scored_rollout.rollout for scored_rollout in record.group.rollouts),
+            ),
+        )
 
 
 def _check_hash(path: Path, about: Mapping[str, Any], out: Path) -> None:

@@ -51,19 +51,19 @@ class Differences:
         return self.other if allow else [*self.other, *self.risky]
 
 
-def differences(found: Mapping[str, Any], header: Header) -> Differences:
-    """`found` is the body of an earlier header."""
+def differences(earlier: Mapping[str, Any], header: Header) -> Differences:
+    """Sort what differs by what a continued evaluation makes of it. `earlier` is the body of an earlier header."""
     wanted = header.body()
     other, risky, safe = list[str](), list[str](), list[str]()
-    for key in sorted(differing({name: found.get(name) for name in wanted}, wanted)):
+    for key in sorted(differing({name: earlier.get(name) for name in wanted}, wanted)):
         section = key.partition(".")[0]
         if key == "settings.config":
-            for name, before, after in config_differences(_at(found, key), _at(wanted, key)):
+            for name, before, after in config_differences(_at(earlier, key), _at(wanted, key)):
                 text = f"{name} was {before}, is {after}"
                 (safe if _is_safe(name, before, after) else risky).append(text)
-        elif section in DERIVED or (key == "k" and found["k"] < header.k):
+        elif section in DERIVED or (key == "k" and earlier["k"] < header.k):
             continue
-        elif key == "schema" and found.get(key) in SCHEMAS:
+        elif key == "schema" and earlier.get(key) in SCHEMAS:
             continue
         elif section in OPEN:
             risky.append(key)
@@ -84,13 +84,13 @@ def _at(body: Mapping[str, Any], key: str) -> str:
     return str(body[section][name])
 
 
-def differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def differing(earlier: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted names of what differs, as deep as both hold objects."""
-    for key in {*found, *wanted}:
-        one, other = found.get(key), wanted.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from differing(one, other, f"{prefix}{key}.")
-        elif one != other:
+    for key in {*earlier, *wanted}:
+        before, after = earlier.get(key), wanted.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from differing(before, after, f"{prefix}{key}.")
+        elif before != after:
             yield f"{prefix}{key}"
 
 

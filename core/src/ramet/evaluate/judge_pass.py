@@ -53,11 +53,11 @@ class JudgedResult:
 
     @property
     def n_judged(self) -> int:
-        return sum(one.n_judged for one in self.results)
+        return sum(result.n_judged for result in self.results)
 
     @property
     def n_rollouts(self) -> int:
-        return sum(one.n_rollouts for one in self.results)
+        return sum(result.n_rollouts for result in self.results)
 
 
 def run(result: Path, resolved: Resolved) -> list[JudgedResult]:
@@ -81,29 +81,31 @@ async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[
     groups = list(read_groups(file, body))
     scorer = Components(resolved.config).scorer
     _check_tasks(file, scorer, [group.task for _, group in groups])
-    passes = [_Pass(file, body, one, _decisive(resolved, one.name)) for one in scorer.rewards]
+    passes = [_Pass(file, body, reward, _decisive(resolved, reward.name)) for reward in scorer.rewards]
     services = RunServices(folder=file.parent.absolute() / SERVICES, seed=resolved.config.run.seed)
     try:
         await start_rewards(scorer.rewards, services)
-        return [await one.run(groups) for one in passes]
+        return [await judge_pass.run(groups) for judge_pass in passes]
     finally:
         await scorer.aclose()
 
 
 def _check_tasks(file: Path, scorer: Scorer, tasks: Sequence[Task]) -> None:
     """Raise `ConfigErrors` with every task that a reward can never judge, before the first is judged."""
-    found = [(task.id, scorer.task_problem(task)) for task in tasks]
-    bad = [f"{file}, task {id}: {problem}" for id, problem in found if problem is not None]
+    by_task = [(task.id, scorer.task_problem(task)) for task in tasks]
+    bad = [f"{file}, task {id}: {problem}" for id, problem in by_task if problem is not None]
     more = [f"and {len(bad) - SHOWN} more tasks"] if len(bad) > SHOWN else []
     raise_all([*bad[:SHOWN], *more])
 
 
 def _decisive(resolved: Resolved, name: str) -> dict[str, Any]:
     """What decides what the judge says: its options (YAML's secrets are not in them), and hashes of files they name."""
-    chosen = stored_entry(resolved.text, "rewards", name)
+    entry = stored_entry(resolved.text, "rewards", name)
     prefix = f"rewards.{name}.params."
-    files = {key.removeprefix(prefix): one for key, one in input_files(resolved).items() if key.startswith(prefix)}
-    options = {key: chosen[key] for key in ("use", "params", "sources") if key in chosen}
+    files = {
+        key.removeprefix(prefix): digest for key, digest in input_files(resolved).items() if key.startswith(prefix)
+    }
+    options = {key: entry[key] for key in ("use", "params", "sources") if key in entry}
     return {"options": options, **({"files": files} if files else {})}
 
 
@@ -146,8 +148,8 @@ class _Pass:
         self._verdicts = self._earlier()
 
     async def run(self, groups: Sequence[tuple[str, Group]]) -> JudgedResult:
-        own = [(benchmark, group) for benchmark, group in groups if self._reward.applies_to(group.task)]
-        if not own:
+        applicable = [(benchmark, group) for benchmark, group in groups if self._reward.applies_to(group.task)]
+        if not applicable:
             raise ConfigError(f"rewards.{self._reward.name}: it judges no task of these results (see sources)")
         places = asyncio.Semaphore(AT_ONCE)
 
@@ -156,21 +158,21 @@ class _Pass:
                 await self._judge(benchmark, group)
 
         async with first_error(), asyncio.TaskGroup() as tasks:
-            for benchmark, group in own:
+            for benchmark, group in applicable:
                 tasks.create_task(judged(benchmark, group))
-        return self._finish(own)
+        return self._finish(applicable)
 
     async def _judge(self, benchmark: str, group: Group) -> None:
         """Judge the task's rollouts that have no verdict yet."""
-        known = self._verdicts.of(benchmark, group.task.id)
-        left = tuple(one for one in group.valid if known.get(one.id) is None)
-        if not left:
+        earlier = self._verdicts.of(benchmark, group.task.id)
+        unjudged = tuple(rollout for rollout in group.valid if earlier.get(rollout.id) is None)
+        if not unjudged:
             return
         with collected() as asked:
-            found = await verdicts_of(self._reward, Group(task=group.task, rollouts=left))
-        if found:
+            verdicts = await verdicts_of(self._reward, Group(task=group.task, rollouts=unjudged))
+        if verdicts:
             new = Verdicts()
-            new.add(benchmark, group.task.id, found, [*map(without_secrets, asked)])
+            new.add(benchmark, group.task.id, verdicts, [*map(without_secrets, asked)])
             (line,) = new.lines()
             self._lines.append(line)
             self._verdicts.add_line(line)
@@ -192,8 +194,8 @@ class _Pass:
         self._lines.begin(self._header, verdicts.lines())
         return verdicts
 
-    def _check(self, found: Mapping[str, Any], file: Path) -> None:
-        name, written = self._reward.name, {key: _as_compared(found.get(key)) for key in self._header}
+    def _check(self, header: Mapping[str, Any], file: Path) -> None:
+        name, written = self._reward.name, {key: _as_compared(header.get(key)) for key in self._header}
         wanted = {key: _as_compared(value) for key, value in self._header.items()}
         other = sorted(_in_words(key, name) for key in differing(written, wanted))
         if other:
@@ -202,37 +204,38 @@ class _Pass:
                 f"give this judge a name of its own, as in rewards.{name}_2.use={name}, or remove the file"
             )
 
-    def _finish(self, own: Sequence[tuple[str, Group]]) -> JudgedResult:
-        keys, found = {(benchmark, group.task.id) for benchmark, group in own}, []
+    def _finish(self, applicable: Sequence[tuple[str, Group]]) -> JudgedResult:
+        keys, measured_results = {(benchmark, group.task.id) for benchmark, group in applicable}, []
         k, pass_at, name = self._body["k"], tuple(self._body.get("pass_at", ())), self._reward.name
-        for one in self._body["results"]:
+        for result in self._body["results"]:
             tasks = [
                 self._with_verdicts(TaskResult.from_body(task))
-                for task in one["tasks"]
-                if (one["name"], task["task"]) in keys
+                for task in result["tasks"]
+                if (result["name"], task["task"]) in keys
             ]
-            found += [measured(one["name"], tasks, [name], k=k, pass_at=pass_at)] if tasks else []
-        results = tuple(found)
+            measured_results += [measured(result["name"], tasks, [name], k=k, pass_at=pass_at)] if tasks else []
+        results = tuple(measured_results)
         summary = [
-            {"name": one.name, "judged": one.judged, "metrics": [asdict(m) for m in one.metrics]} for one in results
+            {"name": result.name, "judged": result.judged, "metrics": [asdict(m) for m in result.metrics]}
+            for result in results
         ]
         body = {**self._header, "results": plain(summary), "verdicts": list(self._verdicts.lines())}
         write_file(self.out, json.dumps(body, indent=1, allow_nan=False) + "\n")
         self._lines.path.unlink()
         failed = sum(
-            self._verdicts.of(benchmark, group.task.id).get(one.id) is None
-            for benchmark, group in own
-            for one in group.valid
+            self._verdicts.of(benchmark, group.task.id).get(rollout.id) is None
+            for benchmark, group in applicable
+            for rollout in group.valid
         )
         return JudgedResult(name=name, file=self.out, results=results, n_failed=failed)
 
     def _with_verdicts(self, task: TaskResult) -> TaskResult:
-        known = self._verdicts.of(task.benchmark, task.task)
-        rollouts = (replace(one, scores={self._reward.name: known.get(one.id)}) for one in task.rollouts)
+        verdicts = self._verdicts.of(task.benchmark, task.task)
+        rollouts = (replace(rollout, scores={self._reward.name: verdicts.get(rollout.id)}) for rollout in task.rollouts)
         return replace(task, rollouts=tuple(rollouts))
 
 
 async def verdicts_of(reward: WeightedReward, group: Group) -> dict[str, float]:
     """Return the reward's verdicts by rollout, of the rollouts that it judged."""
     scored = await Scorer([reward]).score(group, leave_out=False)
-    return {one.rollout.id: one.parts[reward.name] for one in scored.rollouts if one.reward is not None}
+    return {judged.rollout.id: judged.parts[reward.name] for judged in scored.rollouts if judged.reward is not None}

@@ -67,8 +67,8 @@ class ResumableLines:
     def at(self, place: int) -> dict[str, Any]:
         with self.path.open("rb") as file:
             file.seek(place)
-            found: dict[str, Any] = json.loads(file.readline())
-        return found
+            body: dict[str, Any] = json.loads(file.readline())
+        return body
 
     def _begins_with_header(self) -> bool:
         """Also of a file that a kill has cut off in its first line."""

@@ -96,12 +96,12 @@ async def measure(
             report(task.result.benchmark, n_done, len(tasks[task.result.benchmark]))
 
     for name, benchmark in benchmarks.items():
-        left: dict[tuple[int, ...], list[Task]] = {}  # numbers of rollouts -> tasks that lack these
+        tasks_by_numbers: dict[tuple[int, ...], list[Task]] = {}  # numbers of rollouts -> tasks that lack these
         for task in tasks[name]:
             if numbers := partial.to_play(name, task.id):
-                left.setdefault(numbers, []).append(task)
-        n_done = len(tasks[name]) - sum(map(len, left.values()))
-        await measure_tasks(rollouts, name, benchmark, left, plan=plans[name], keep=keep)
+                tasks_by_numbers.setdefault(numbers, []).append(task)
+        n_done = len(tasks[name]) - sum(map(len, tasks_by_numbers.values()))
+        await measure_tasks(rollouts, name, benchmark, tasks_by_numbers, plan=plans[name], keep=keep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ async def measure_tasks(
     rollouts: Rollouts,
     name: str,
     benchmark: Benchmark,
-    left: Mapping[tuple[int, ...], Sequence[Task]],
+    tasks_by_numbers: Mapping[tuple[int, ...], Sequence[Task]],
     *,
     plan: RolloutPlan,
     keep: Keep,
 ) -> None:
-    """Play and score tasks of one benchmark; `left` has them by the numbers of the rollouts that each is to have.
+    """Play and score tasks of one benchmark, which come by the numbers of the rollouts that each lacks.
 
     `keep` is given each task as soon as it is scored, while others still play. What it raises, or a benchmark that
     breaks the contract, stops the playing at once.
@@ -138,7 +138,7 @@ async def measure_tasks(
         work.create_task(score(group))
 
     async with first_error(), asyncio.TaskGroup() as work:
-        for numbers, tasks in left.items():
+        for numbers, tasks in tasks_by_numbers.items():
             work.create_task(_play(rollouts, tasks, replace(plan, roots=numbers), finished))
 
 
@@ -165,7 +165,7 @@ async def score_group(name: str, benchmark: Benchmark, group: Group) -> Measured
     return MeasuredTask(
         group=group,
         result=task_result(name, group, judged),
-        record=group_record(group, [one.scores for one in judged], benchmark.info.metrics[0]),
+        record=group_record(group, [judgement.scores for judgement in judged], benchmark.info.metrics[0]),
     )
 
 

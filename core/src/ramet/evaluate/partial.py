@@ -53,7 +53,9 @@ class TaskLines:
                     header = body
                 else:
                     record = body.pop(RECORD, None) or {"rollouts": []}
-                    self._keep(TaskResult.from_body(body), {int(one["id"]) for one in record["rollouts"]}, place)
+                    self._keep(
+                        TaskResult.from_body(body), {int(rollout["id"]) for rollout in record["rollouts"]}, place
+                    )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{self.lines.path}: not a readable file of an unfinished evaluation: {error}") from error
         if not header:
@@ -61,15 +63,17 @@ class TaskLines:
         return header
 
     def add(self, result: TaskResult, record: GroupRecord | None) -> None:
-        ids = set() if record is None else {int(one.rollout.id) for one in record.group.rollouts}
+        ids = set() if record is None else {int(scored_rollout.rollout.id) for scored_rollout in record.group.rollouts}
         body = as_object(result) if record is None else {**as_object(result), RECORD: record_body(record)}
         self._keep(result, ids, self.lines.append(body))
 
     def of(self, key: Key) -> tuple[TaskResult, GroupRecord | None]:
         """A task with its texts, and the record of its rollouts: later ones instead of those with the same numbers."""
         bodies = [self.lines.at(place) for place in self._places[key]]
-        found = [body.pop(RECORD, None) for body in bodies]
-        records = [record_of(one, f"{self.lines.path}, task {key[1]}") for one in found if one is not None]
+        record_bodies = [body.pop(RECORD, None) for body in bodies]
+        records = [
+            record_of(stored, f"{self.lines.path}, task {key[1]}") for stored in record_bodies if stored is not None
+        ]
         return TaskResult.from_body(bodies[-1]), _merged(records)
 
     def measured(self, header: Mapping[str, Any], name: str) -> BenchmarkResult:
@@ -127,7 +131,11 @@ class PartialResults:
             if numbers := self._unjudged(*key):
                 _, record = self._found.of(key)
                 assert record is not None  # it holds these numbers
-                rollouts = (one.rollout for one in record.group.rollouts if int(one.rollout.id) in numbers)
+                rollouts = (
+                    scored_rollout.rollout
+                    for scored_rollout in record.group.rollouts
+                    if int(scored_rollout.rollout.id) in numbers
+                )
                 yield Group(task=record.group.task, rollouts=tuple(rollouts))
 
     def add(self, result: TaskResult, record: GroupRecord | None = None) -> None:
@@ -150,7 +158,7 @@ class PartialResults:
     def finish(self) -> Results:
         """Write the files of the finished evaluation, remove the partial one and return the results."""
         results = self.results()
-        keys = [(one.name, task.task) for one in results.benchmarks for task in one.tasks]
+        keys = [(benchmark.name, task.task) for benchmark in results.benchmarks for task in benchmark.tasks]
         write_results(self.out, results.body(), map(self._found.of, keys))
         self.path.unlink()
         return results
@@ -172,7 +180,7 @@ class PartialResults:
         key = benchmark, task
         if key not in self._found.tasks:
             return set()
-        played = {int(one.id) for one in self._found.tasks[key].rollouts if one.masked is None}
+        played = {int(rollout.id) for rollout in self._found.tasks[key].rollouts if rollout.masked is None}
         return played & self._found.recorded[key] & {*self.missing(*key)}
 
 
@@ -183,13 +191,17 @@ def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
     """
     if not out.exists() or out.with_name(out.name + PARTIAL).exists():
         return False
-    found = read_summary(out)
-    complete = all(one["n_judged"] == one["n_rollouts"] for one in found["results"]) and found["k"] >= header.k
-    since = differences(found, header)
+    summary = read_summary(out)
+    complete = (
+        all(result["n_judged"] == result["n_rollouts"] for result in summary["results"]) and summary["k"] >= header.k
+    )
+    since = differences(summary, header)
     _refuse(since, f"{out} holds the results of another evaluation, which", allow=allow and not complete)
     wanted = powers_of_two(header.k)
-    passes = [[one["k"] for one in metric["passes"]] for result in found["results"] for metric in result["metrics"]]
-    return complete and all(found == wanted for found in passes)
+    passes = [
+        [pass_at["k"] for pass_at in metric["passes"]] for result in summary["results"] for metric in result["metrics"]
+    ]
+    return complete and all(ks == wanted for ks in passes)
 
 
 def _refuse(since: Differences, who: str, *, allow: bool) -> None:
@@ -205,7 +217,7 @@ def _refuse(since: Differences, who: str, *, allow: bool) -> None:
 
 def _lines_of(out: Path, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Finished results as lines of a partial file, with the records of their rollouts if those are there."""
-    tasks = [task for one in body["results"] for task in one["tasks"]]
+    tasks = [task for result in body["results"] for task in result["tasks"]]
     try:
         records = [record for _, record in read_rollouts(out, body)]
     except ConfigError as error:
@@ -218,6 +230,8 @@ def _merged(records: Sequence[GroupRecord]) -> GroupRecord | None:
     """The rollouts of one task, the later ones instead of those with the same numbers."""
     if len(records) < 2:
         return records[0] if records else None
-    rollouts: dict[str, ScoredRollout] = {one.rollout.id: one for record in records for one in record.group.rollouts}
+    rollouts: dict[str, ScoredRollout] = {
+        scored_rollout.rollout.id: scored_rollout for record in records for scored_rollout in record.group.rollouts
+    }
     group = ScoredGroup(task=records[0].group.task, rollouts=tuple(rollouts[id] for id in sorted(rollouts, key=int)))
     return replace(records[0], group=group)

@@ -52,16 +52,18 @@ class Replayed:
 def run(path: Path, overrides: Sequence[str] = ()) -> None:
     """Replay and print. Raises `RametError` with the differences, if there are any."""
     file, _ = load_results(path)
-    found = replay(file, overrides)
-    print_tables([results_cells(found.body)])
+    replayed = replay(file, overrides)
+    print_tables([results_cells(replayed.body)])
     judged = (
-        f" (scores of {', '.join(found.from_file)} are from the file: a judge gave them)" if found.from_file else ""
+        f" (scores of {', '.join(replayed.from_file)} are from the file: a judge gave them)"
+        if replayed.from_file
+        else ""
     )
-    if found.differences:
-        raise RametError(f"{file}: scored again, {'; '.join(found.differences)}{judged}")
-    for judge_file, n in found.verdicts.items():
+    if replayed.differences:
+        raise RametError(f"{file}: scored again, {'; '.join(replayed.differences)}{judged}")
+    for judge_file, n in replayed.verdicts.items():
         print(f"{judge_file}: the stored answers read again, the same {n} verdicts")
-    print(f"{file}: {found.n_rollouts} rollouts scored again, the same numbers{judged}")
+    print(f"{file}: {replayed.n_rollouts} rollouts scored again, the same numbers{judged}")
 
 
 def replay(file: Path, overrides: Sequence[str] = ()) -> Replayed:
@@ -71,9 +73,9 @@ def replay(file: Path, overrides: Sequence[str] = ()) -> Replayed:
     """
     file, body = load_results(file)
     check_tasks(file, body)
-    given = _Given(file, overrides)
+    command_line = _CommandLine(file, overrides)
     try:
-        return run_async(_replay(file, body, given))
+        return run_async(_replay(file, body, command_line))
     except ConfigError as error:
         if gone := _gone(body):
             raise ConfigErrors([str(error), f"{file}: made with {', and with '.join(gone)}"]) from error
@@ -86,32 +88,32 @@ def _gone(body: Mapping[str, Any]) -> list[str]:
     What is blocked or could not be loaded is here: the error itself says so.
     """
     here = {*(info.name for info in load_plugins().infos), *blocked_plugins()}
-    found = []
+    gone = []
     for plugin in body["plugins"]:
         if plugin["name"] not in here:
             of, module = plugin.get("distribution") or plugin["name"], f"module {plugin['name']}"
             way = f"set RAMET_PLUGINS={plugin['name']}" if of == module else "install it again"
-            found.append(f"{'the ' * (of == module)}{of}, which is not here: {way}")
-    return found
+            gone.append(f"{'the ' * (of == module)}{of}, which is not here: {way}")
+    return gone
 
 
-class _Given:
+class _CommandLine:
     """What the command line says of the options that the file holds."""
 
     def __init__(self, file: Path, overrides: Sequence[str]) -> None:
         self._file = file
         request = read(overrides, "tool")
         raise_all(request.problems)
-        self._values = {key: one.value() for key, one in request.choices.items()}
-        self._values |= {key: one.value for key, one in request.settings.items()}
+        self._values = {key: choice.value() for key, choice in request.choices.items()}
+        self._values |= {key: setting.value for key, setting in request.settings.items()}
 
-    def options(self, entry: Entry[Any], chosen: Mapping[str, Any], key: str) -> list[Any]:
+    def options(self, entry: Entry[Any], recorded: Mapping[str, Any], key: str) -> list[Any]:
         """What the factory takes. Raises `ConfigError` where a program or code would run that only the file names."""
         if entry.config is None:
             return []
         where = f"{key}.params."
         values = {name.removeprefix(where): value for name, value in self._values.items() if name.startswith(where)}
-        options = typed_options(entry.config, chosen.get("params"), f"{key}.params", values)
+        options = typed_options(entry.config, recorded.get("params"), f"{key}.params", values)
         code: Mapping[str, str] = getattr(options, "runs_code", dict)()
         raise_all(
             f"{self._file}: {where}{option} names {text!r}, whose code would run; results are passed on, so read it, "
@@ -137,49 +139,60 @@ class _Given:
         )
 
 
-async def _replay(file: Path, body: Mapping[str, Any], given: _Given) -> Replayed:
+async def _replay(file: Path, body: Mapping[str, Any], command_line: _CommandLine) -> Replayed:
     judges = [_Judge(path, body) for path in judge_files(file)]
-    checked = [one for one in judges if one.can_be_replayed]
-    given.check_sections([*(f"benchmarks.{name}" for name in body["benchmarks"]), *(one.key for one in checked)])
-    benchmarks = {name: stored_benchmark(body, name, given) for name in body["benchmarks"]}
-    rewards = [one.reward(given) for one in checked]
-    stored = {(t["benchmark"], t["task"]): TaskResult.from_body(t) for one in body["results"] for t in one["tasks"]}
+    checked = [stored_judge for stored_judge in judges if stored_judge.can_be_replayed]
+    command_line.check_sections(
+        [*(f"benchmarks.{name}" for name in body["benchmarks"]), *(stored_judge.key for stored_judge in checked)]
+    )
+    benchmarks = {name: stored_benchmark(body, name, command_line) for name in body["benchmarks"]}
+    rewards = [stored_judge.reward(command_line) for stored_judge in checked]
+    stored = {
+        (t["benchmark"], t["task"]): TaskResult.from_body(t) for result in body["results"] for t in result["tasks"]
+    }
     tasks: dict[str, list[TaskResult]] = {name: [] for name in benchmarks}
     asked = {t.benchmark for t in stored.values() if any(rollout.asked for rollout in t.rollouts)}
-    from_file = {name for name, one in benchmarks.items() if one.info.judged and name not in asked}
+    from_file = {name for name, benchmark in benchmarks.items() if benchmark.info.judged and name not in asked}
     with TemporaryDirectory(prefix="ramet-replay-") as folder, answered_from(()):
         services = RunServices(folder=Path(folder), seed=stored_seed(body["settings"]["config"]))
-        async with started({k: one for k, one in benchmarks.items() if k not in from_file}, services):
+        async with started({k: benchmark for k, benchmark in benchmarks.items() if k not in from_file}, services):
             for name, group in read_groups(file, body):
                 score = _as_stored if name in from_file else _scored
                 tasks[name].append(await score(name, benchmarks[name], group, stored[name, group.task.id]))
         changed = [
-            await one.difference(reward, read_groups(file, body), services)
-            for one, reward in zip(checked, rewards, strict=True)
+            await stored_judge.difference(reward, read_groups(file, body), services)
+            for stored_judge, reward in zip(checked, rewards, strict=True)
         ]
     k, pass_at = body["k"], tuple(body.get("pass_at", ()))
-    found = [measured(name, tasks[name], benchmarks[name].info.metrics, k=k, pass_at=pass_at) for name in benchmarks]
+    results = [measured(name, tasks[name], benchmarks[name].info.metrics, k=k, pass_at=pass_at) for name in benchmarks]
     return Replayed(
-        body={**body, "results": [one.body() for one in found]},
-        n_rollouts=sum(one.n_rollouts for one in found),
+        body={**body, "results": [result.body() for result in results]},
+        n_rollouts=sum(result.n_rollouts for result in results),
         from_file=tuple(sorted(from_file)),
-        verdicts={one.file: len(one.verdicts.flat()) for one in checked},
-        differences=(*_differences(body, found), *(words for words in changed if words is not None)),
+        verdicts={stored_judge.file: len(stored_judge.verdicts.flat()) for stored_judge in checked},
+        differences=(*_differences(body, results), *(words for words in changed if words is not None)),
     )
 
 
 async def _scored(name: str, benchmark: Benchmark, group: Group, stored: TaskResult) -> TaskResult:
     """Judges are answered from what the file holds of each rollout."""
     judged = []
-    for rollout, known in zip(group.rollouts, stored.rollouts, strict=True):
-        with answered_from(known.asked):
-            judged.append(replace(await judge(name, benchmark, rollout), unjudged=known.unjudged))
+    for rollout, stored_rollout in zip(group.rollouts, stored.rollouts, strict=True):
+        with answered_from(stored_rollout.asked):
+            judged.append(replace(await judge(name, benchmark, rollout), unjudged=stored_rollout.unjudged))
     return task_result(name, group, judged)
 
 
 async def _as_stored(name: str, benchmark: Benchmark, group: Group, stored: TaskResult) -> TaskResult:
     """With the scores of the file, of a judge that Ramet's client did not ask."""
-    return task_result(name, group, [Judgement(scores=one.scores, unjudged=one.unjudged) for one in stored.rollouts])
+    return task_result(
+        name,
+        group,
+        [
+            Judgement(scores=stored_rollout.scores, unjudged=stored_rollout.unjudged)
+            for stored_rollout in stored.rollouts
+        ],
+    )
 
 
 class _Judge:
@@ -210,37 +223,37 @@ class _Judge:
     async def _changed(self, reward: WeightedReward, groups: Iterable[tuple[str, Group]]) -> list[str]:
         changed = []
         for benchmark, group in groups:
-            known = self.verdicts.of(benchmark, group.task.id)
-            judged = tuple(rollout for rollout in group.rollouts if rollout.id in known)
+            earlier = self.verdicts.of(benchmark, group.task.id)
+            judged = tuple(rollout for rollout in group.rollouts if rollout.id in earlier)
             if not judged:
                 continue
             with answered_from(self.verdicts.asked(benchmark, group.task.id)):
-                found = await verdicts_of(reward, Group(task=group.task, rollouts=judged))
-            changed += [f"{group.task.id}/{id}" for id, verdict in known.items() if found.get(id) != verdict]
+                verdicts = await verdicts_of(reward, Group(task=group.task, rollouts=judged))
+            changed += [f"{group.task.id}/{id}" for id, verdict in earlier.items() if verdicts.get(id) != verdict]
         return changed
 
-    def reward(self, given: _Given) -> WeightedReward:
-        name, chosen = self._content["judge"], self._content["options"]
-        entry = load_plugins().get("rewards", chosen.get("use") or name)
-        reward = entry.build(*given.options(entry, chosen, self.key), key=self.key)
+    def reward(self, command_line: _CommandLine) -> WeightedReward:
+        name, recorded = self._content["judge"], self._content["options"]
+        entry = load_plugins().get("rewards", recorded.get("use") or name)
+        reward = entry.build(*command_line.options(entry, recorded, self.key), key=self.key)
         return WeightedReward(name=name, plugin=entry.plugin, reward=reward)
 
 
-def stored_benchmark(body: Mapping[str, Any], name: str, given: _Given) -> Benchmark:
+def stored_benchmark(body: Mapping[str, Any], name: str, command_line: _CommandLine) -> Benchmark:
     """The benchmark with the options that the evaluation had."""
     key = f"benchmarks.{name}"
-    chosen = stored_entry(body["settings"]["config"], "benchmarks", name)
-    entry = load_plugins().get("benchmarks", chosen.get("use") or name)
-    built: Benchmark = entry.build(*given.options(entry, chosen, key), key=key)
+    recorded = stored_entry(body["settings"]["config"], "benchmarks", name)
+    entry = load_plugins().get("benchmarks", recorded.get("use") or name)
+    built: Benchmark = entry.build(*command_line.options(entry, recorded, key), key=key)
     return built
 
 
-def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[str]:
+def _differences(body: Mapping[str, Any], results: list[BenchmarkResult]) -> list[str]:
     """List by benchmark the metrics whose mean changed, and the rollouts whose scores did."""
     words = []
-    before = {one["name"]: one for one in body["results"]}
-    for one in found:
-        old, again = before[one.name], one.body()
+    before = {result["name"]: result for result in body["results"]}
+    for result in results:
+        old, again = before[result.name], result.body()
         metrics = [{**new, **then} for new, then in zip(again["metrics"], old["metrics"], strict=False)]
         tasks = [plain(asdict(TaskResult.from_body(task))) for task in old["tasks"]]
         old = {**again, **old, "metrics": metrics, "tasks": tasks}  # files of earlier versions lack some statistics
@@ -249,17 +262,17 @@ def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[
         means = {metric["metric"]: metric["avg"]["mean"] for metric in old["metrics"]}
         changed = [
             f"{m.metric} is {m.avg.mean}, was {means.get(m.metric)}"
-            for m in one.metrics
+            for m in result.metrics
             if m.avg.mean != means.get(m.metric)
         ]
         rollouts = [
             f"{new.task}/{now.id}"
-            for new, task in zip(one.tasks, old["tasks"], strict=True)
+            for new, task in zip(result.tasks, old["tasks"], strict=True)
             for now, then in zip(new.rollouts, task["rollouts"], strict=True)
             if dict(now.scores) != then["scores"]
         ]
         of = f"other scores of {_shown(rollouts)}" if rollouts else "other statistics"
-        words.append(f"benchmark {one.name}: {', '.join([*changed, of])}")
+        words.append(f"benchmark {result.name}: {', '.join([*changed, of])}")
     return words
 
 

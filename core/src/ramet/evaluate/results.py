@@ -39,8 +39,8 @@ class BenchmarkResult:
     def reasons_missing(self) -> list[str]:
         """Return why each rollout without a score in the main metric has none."""
         rollouts = (rollout for task in self.tasks for rollout in task.rollouts)
-        found = (rollout.why_missing(self.metrics[0].metric) for rollout in rollouts)
-        return [reason for reason in found if reason is not None]
+        reasons = (rollout.why_missing(self.metrics[0].metric) for rollout in rollouts)
+        return [reason for reason in reasons if reason is not None]
 
     @property
     def judged(self) -> str:
@@ -53,13 +53,13 @@ class BenchmarkResult:
 
     def means(self) -> dict[str, float | None]:
         """avg@k by metric, and `METRIC/pass@J` for the largest j, if it is over 1. None: not known."""
-        found: dict[str, float | None] = {}
+        by_metric: dict[str, float | None] = {}
         for metric in self.metrics:
             last = metric.passes[-1]
-            found[metric.metric] = metric.avg.mean
+            by_metric[metric.metric] = metric.avg.mean
             if last.k > 1:
-                found[f"{metric.metric}/pass@{last.k}"] = last.estimate.mean
-        return found
+                by_metric[f"{metric.metric}/pass@{last.k}"] = last.estimate.mean
+        return by_metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +71,20 @@ class Results:
 
     def body(self) -> dict[str, Any]:
         """The content of the summary, without the hashes of the files of tasks and rollouts."""
-        results = [one.body() for one in self.benchmarks]
-        for one in results:
-            del one["tasks"]
+        results = [result.body() for result in self.benchmarks]
+        for result in results:
+            del result["tasks"]
         return {**self.header.body(), "results": results}
 
     def metrics(self) -> dict[str, float]:
         """Return the values for trackers: means over tasks, by name. What could not be judged is left out."""
-        found: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         for benchmark in self.benchmarks:
             name = benchmark.name
-            found |= {f"eval/{name}/{metric}": mean for metric, mean in benchmark.means().items()}
-            found[f"eval/{name}/tool_use"] = benchmark.tools.share_using
-            found[f"eval/{name}/judged_share"] = benchmark.n_judged / benchmark.n_rollouts
-        return {name: value for name, value in found.items() if value is not None}
+            values |= {f"eval/{name}/{metric}": mean for metric, mean in benchmark.means().items()}
+            values[f"eval/{name}/tool_use"] = benchmark.tools.share_using
+            values[f"eval/{name}/judged_share"] = benchmark.n_judged / benchmark.n_rollouts
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def measured(
@@ -93,7 +93,7 @@ def measured(
     """The statistics of a benchmark's tasks, which may be in any order; `names` are its metrics."""
     tasks = tuple(sorted(results, key=lambda result: result.task))
     answers = answers_of(tasks)
-    metrics = tuple(summarise(one, scores_of(tasks, one), answers, k=k, pass_at=pass_at) for one in names)
+    metrics = tuple(summarise(metric, scores_of(tasks, metric), answers, k=k, pass_at=pass_at) for metric in names)
     return BenchmarkResult(
         name=name,
         metrics=metrics,

@@ -61,63 +61,65 @@ class BenchmarkRules:
 
 
 def rules_of(
-    info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateConfig, configured: Sequence[str]
+    info: BenchmarkInfo, settings: BenchmarkConfig, evaluate: EvaluateConfig, configured: Sequence[str]
 ) -> BenchmarkRules:
     """`configured`: names of the tools and tool sets of the run. Raises nothing: see `rule_problems`."""
-    tools = None if chosen.tools is None else tuple(chosen.tools)
+    tools = None if settings.tools is None else tuple(settings.tools)
     if tools is None and info.tools:
         tools = tuple(name for name in info.tools if name in configured)
-    known = configured if tools is None else tools
-    stated = info.limits if chosen.limits is None else chosen.limits
-    limits = {name: n for name, n in stated.items() if name in known}
+    allowed = configured if tools is None else tools
+    stated = info.limits if settings.limits is None else settings.limits
+    limits = {name: n for name, n in stated.items() if name in allowed}
     total = stated.get(ALL_CALLS)
-    if total is None and limits and set(limits) == set(known):
+    if total is None and limits and set(limits) == set(allowed):
         total = sum(limits.values())
     return BenchmarkRules(
         tools=tools,
         limits=limits,
         max_tool_calls=total,
-        sampling=_sampling(info, chosen, evaluate),
-        prompt=info.prompt if chosen.prompt is None else chosen.prompt,
-        system_prompt=info.system_prompt if chosen.system_prompt is None else chosen.system_prompt,
+        sampling=_sampling(info, settings, evaluate),
+        prompt=info.prompt if settings.prompt is None else settings.prompt,
+        system_prompt=info.system_prompt if settings.system_prompt is None else settings.system_prompt,
     )
 
 
-def _sampling(info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateConfig) -> dict[str, float]:
-    return {**DEFAULTS, **info.sampling, **evaluate.sampling, **chosen.sampling}
+def _sampling(info: BenchmarkInfo, settings: BenchmarkConfig, evaluate: EvaluateConfig) -> dict[str, float]:
+    return {**DEFAULTS, **info.sampling, **evaluate.sampling, **settings.sampling}
 
 
-def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> Iterator[str]:
+def rule_problems(
+    name: str, info: BenchmarkInfo, settings: BenchmarkConfig, configured: Sequence[str]
+) -> Iterator[str]:
     """What is wrong with what `benchmarks.NAME` says of tools, limits and prompt."""
     where, installed = f"benchmarks.{name}", ", ".join(configured) or "none"
-    for tool in chosen.tools or ():
+    for tool in settings.tools or ():
         if tool not in configured:
             yield f"{where}.tools: {tool!r} is not configured; configured: {installed} (see tools=[NAME])"
-    for tool, n in (chosen.limits or {}).items():
+    for tool, n in (settings.limits or {}).items():
         if tool != ALL_CALLS and tool not in configured:
             yield f"{where}.limits.{tool}: no tool of this name; allowed: {ALL_CALLS}, {', '.join(configured)}"
         if n < 0:
             yield f"{where}.limits.{tool}={n}: must be at least 0"
-    if chosen.prompt is not None and QUESTION not in chosen.prompt:
-        yield f"{where}.prompt={chosen.prompt!r}: must hold {QUESTION}, where the question goes"
+    if settings.prompt is not None and QUESTION not in settings.prompt:
+        yield f"{where}.prompt={settings.prompt!r}: must hold {QUESTION}, where the question goes"
 
 
-def split_problem(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig) -> str | None:
-    if chosen.split in info.splits:
+def split_problem(name: str, info: BenchmarkInfo, settings: BenchmarkConfig) -> str | None:
+    if settings.split in info.splits:
         return None
-    return f"benchmarks.{name}.split={chosen.split}: no such split; allowed: {', '.join(info.splits)}"
+    return f"benchmarks.{name}.split={settings.split}: no such split; allowed: {', '.join(info.splits)}"
 
 
-def warn_of_missing_tools(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> None:
+def warn_of_missing_tools(name: str, info: BenchmarkInfo, settings: BenchmarkConfig, configured: Sequence[str]) -> None:
     """The benchmark's own protocol has tools that the run lacks, so its numbers compare with no published ones; or it
     limits the calls of an unknown tool.
     """
     unknown = [tool for tool in info.limits if tool not in (ALL_CALLS, *info.tools, *configured)]
-    if unknown and chosen.limits is None:
+    if unknown and settings.limits is None:
         message = "benchmarks.%s: it limits the calls of %s, which this run has no tool for: configured are %s"
         logger.warning(message, name, ", ".join(unknown), ", ".join(configured) or "none")
     missing = [tool for tool in info.tools if tool not in configured]
-    if missing and chosen.tools is None:
+    if missing and settings.tools is None:
         logger.warning(
             "benchmarks.%s: the protocol of its plugin has the tools %s, of which %s is not configured: numbers do not "
             "compare with those published for that protocol. Add tools=[%s], or set benchmarks.%s.tools=[%s] if only "

@@ -32,14 +32,14 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     What cannot alter a score is left out, and what belongs to the model: its files, template, engine and hardware; that
     it was chosen on the very tasks is listed.
     """
-    both = {one["name"] for one in before["results"]} & {one["name"] for one in after["results"]}
-    found = [("evaluate.k", before.get("k"), after.get("k"))]
+    both = {result["name"] for result in before["results"]} & {result["name"] for result in after["results"]}
+    settings = [("evaluate.k", before.get("k"), after.get("k"))]
     for name in sorted(both):
         rules = [(body.get("rules") or {}).get(name) or {} for body in (before, after)]
-        found += _rule_differences(name, rules[0], rules[1])
-        found.append((f"{name}: model chosen on its tasks by", _chosen_by(before, name), _chosen_by(after, name)))
-    found += _configured(_config(before), _config(after), both)
-    return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in found if a != b]
+        settings += _rule_differences(name, rules[0], rules[1])
+        settings.append((f"{name}: model chosen on its tasks by", _chosen_by(before, name), _chosen_by(after, name)))
+    settings += _configured(_config(before), _config(after), both)
+    return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
 
 
 def _chosen_by(body: Mapping[str, Any], benchmark: str) -> Any:

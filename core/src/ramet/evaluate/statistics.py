@@ -116,11 +116,11 @@ def _vote(row: Sequence[float | None], answers: Sequence[str | None]) -> float |
     for score, answer in zip(row, answers, strict=True):
         if score is not None:
             votes.setdefault(None if answer is None else " ".join(answer.casefold().split()), []).append(score)
-    named = [found for answer, found in votes.items() if answer is not None] or list(votes.values())
+    named = [scores for answer, scores in votes.items() if answer is not None] or list(votes.values())
     if not named:
         return None
     most = max(map(len, named))
-    return fmean(fmean(found) for found in named if len(found) == most)
+    return fmean(fmean(scores) for scores in named if len(scores) == most)
 
 
 def powers_of_two(k: int) -> list[int]:

@@ -31,7 +31,7 @@ class StoredEvaluation:
         if self.running is None:
             yield from read_rollouts(self.out, self.body)
             return
-        for key in ((one["name"], task["task"]) for one in self.body["results"] for task in one["tasks"]):
+        for key in ((result["name"], task["task"]) for result in self.body["results"] for task in result["tasks"]):
             _, record = self.running.of(key)
             if record is not None:
                 yield key[0], record
@@ -50,6 +50,9 @@ def stored_evaluation(out: Path) -> StoredEvaluation | None:
         return StoredEvaluation(out=out, body=body)
     begun = {name for name, _ in running.tasks}
     results = [running.measured(header, name) for name in header["benchmarks"] if name in begun]
-    whole = [replace(one, tasks=tuple(running.of((one.name, task.task))[0] for task in one.tasks)) for one in results]
-    body = {**header, "rollouts": None, "results": [one.body() for one in whole]}
+    whole = [
+        replace(result, tasks=tuple(running.of((result.name, task.task))[0] for task in result.tasks))
+        for result in results
+    ]
+    body = {**header, "rollouts": None, "results": [result.body() for result in whole]}
     return StoredEvaluation(out=out, body=body, running=running)

@@ -51,7 +51,7 @@ class TextTable:
 def print_tables(tables: Iterable[TextTable]) -> None:
     """On stdout."""
     console = PipeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    for table in (one.rich() for one in tables):
+    for table in (cells.rich() for cells in tables):
         if Measurement.get(console, console.options.update(max_width=WIDE), table).maximum > console.width:
             table.padding = 0  # else the names of columns are cut where a terminal has 80 characters
         console.print(table)
@@ -61,7 +61,7 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
     """One row per benchmark and metric of a results file: avg@k with its interval, pass@k, maj@k, tools, scored."""
     return TextTable(
         columns=RESULT_COLUMNS,
-        rows=[_result_row(one, metric) for one in body["results"] for metric in one["metrics"]],
+        rows=[_result_row(result, metric) for result in body["results"] for metric in result["metrics"]],
         title=f"{body['model']}, k = {body['k']}",
         caption="\n".join([_caption(body["results"]), *without_answers(body["results"]), *_chosen_here(body)]),
     )
@@ -70,10 +70,10 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
 def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
     """Results files beside each other, each with its name: the rows of `results_cells` by benchmark."""
     rows = [
-        (one["name"], [name, *_result_row(one, metric)])
+        (result["name"], [name, *_result_row(result, metric)])
         for name, body in points
-        for one in body["results"]
-        for metric in one["metrics"]
+        for result in body["results"]
+        for metric in result["metrics"]
     ]
     order = list(dict.fromkeys(name for name, _ in rows))
     rows.sort(key=lambda row: order.index(row[0]))  # stable: within a benchmark by point
@@ -81,55 +81,55 @@ def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
         columns=("point", *RESULT_COLUMNS),
         rows=[cells for _, cells in rows],
         title=f"{len(points)} points of the sweep",
-        caption=_caption([one for _, body in points for one in body["results"]]),
+        caption=_caption([result for _, body in points for result in body["results"]]),
     )
 
 
 def tool_cells(body: Mapping[str, Any]) -> TextTable:
     """One row per benchmark and tool: calls, success, seconds, and calls of right and wrong rollouts."""
     rows = []
-    for one in body["results"]:
-        tools = one["tools"]
+    for result in body["results"]:
+        tools = result["tools"]
         for name, calls in tools["calls"].items():
             success, mean_s = tools.get("success", {}).get(name), tools.get("mean_s", {}).get(name)
             numbers = [number(tools.get(key), 2) for key in ("calls_if_right", "calls_if_wrong")]
-            rows.append([one["name"], name, str(calls), number(success, 3), number(mean_s, 3), *numbers])
+            rows.append([result["name"], name, str(calls), number(success, 3), number(mean_s, 3), *numbers])
     columns = ("benchmark", "tool", "calls", "success", "mean s", "calls if right", "calls if wrong")
     caption = "the last two columns are of all tools together"
     return TextTable(columns=columns, rows=rows, title="tools", caption=caption)
 
 
-def comparison_cells(found: Sequence[PairedComparison], before: str, after: str, *, n: int = 1) -> TextTable:
+def comparison_cells(comparisons: Sequence[PairedComparison], before: str, after: str, *, n: int = 1) -> TextTable:
     """`n`: comparisons that are shown together, of several benchmarks, metrics and results."""
     several = f"; {n} comparisons: of equal models one in 20 has a *, so choose the one that decides in advance"
     return TextTable(
         columns=COMPARISON_COLUMNS,
-        rows=[_comparison_row(one) for one in found],
+        rows=[_comparison_row(comparison) for comparison in comparisons],
         title=f"A: {before}, B: {after}",
         caption=f"paired by task; interval of the mean difference, * leaves 0 out; none for fewer than {FEWEST} tasks "
         f"or equal differences{several if n > 1 else ''}",
     )
 
 
-def setting_cells(found: Sequence[SettingDifference]) -> TextTable:
+def setting_cells(differences: Sequence[SettingDifference]) -> TextTable:
     """What was set differently, without rows if nothing was."""
     return TextTable(
         columns=("setting", "A", "B"),
-        rows=[[one.setting, one.before, one.after] for one in found],
+        rows=[[difference.setting, difference.before, difference.after] for difference in differences],
         title="measured differently",
         caption="B - A is not that of the models alone",
     )
 
 
-def pair_cells(found: PairedComparison) -> TextTable:
+def pair_cells(comparison: PairedComparison) -> TextTable:
     """Tasks that were won and lost, side by side."""
-    most = max(len(found.won), len(found.lost))
+    most = max(len(comparison.won), len(comparison.lost))
     n = min(SHOWN, most)
-    rows = [[*_pair(found.won, i), *_pair(found.lost, i)] for i in range(n)]
+    rows = [[*_pair(comparison.won, i), *_pair(comparison.lost, i)] for i in range(n)]
     return TextTable(
         columns=("won", "A", "B", "lost", "A", "B"),
         rows=rows,
-        title=f"{found.benchmark}, {found.metric}: {len(found.won)} won, {len(found.lost)} lost",
+        title=f"{comparison.benchmark}, {comparison.metric}: {len(comparison.won)} won, {len(comparison.lost)} lost",
         caption=f"the {SHOWN} largest differences of each; --format json lists all" if n < most else "",
     )
 
@@ -145,43 +145,47 @@ def _escaped(cell: str) -> str:
 def _pair(pairs: Sequence[TaskPair], index: int) -> list[str]:
     if index >= len(pairs):
         return ["", "", ""]
-    one = pairs[index]
-    return [one.task, number(one.before), number(one.after)]
+    pair = pairs[index]
+    return [pair.task, number(pair.before), number(pair.after)]
 
 
-def _comparison_row(one: PairedComparison) -> list[str]:
-    interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}{' *' if one.is_clear else ''}"
-    tasks = f"{one.n_tasks}" + (f" ({one.left_out} left out)" if one.left_out else "")
-    numbers = [number(one.before), number(one.after), f"{one.difference:+.3f}", interval, tasks]
-    return [one.benchmark, one.metric, *numbers, str(len(one.won)), str(len(one.lost))]
+def _comparison_row(comparison: PairedComparison) -> list[str]:
+    interval = (
+        "-"
+        if comparison.low is None
+        else f"{comparison.low:+.3f} to {comparison.high:+.3f}{' *' if comparison.is_clear else ''}"
+    )
+    tasks = f"{comparison.n_tasks}" + (f" ({comparison.left_out} left out)" if comparison.left_out else "")
+    numbers = [number(comparison.before), number(comparison.after), f"{comparison.difference:+.3f}", interval, tasks]
+    return [comparison.benchmark, comparison.metric, *numbers, str(len(comparison.won)), str(len(comparison.lost))]
 
 
-def _result_row(one: Mapping[str, Any], metric: Mapping[str, Any]) -> list[str]:
-    avg, use, bounds = metric["avg"], one["tools"]["share_using"], metric.get("bounds")
+def _result_row(result: Mapping[str, Any], metric: Mapping[str, Any]) -> list[str]:
+    avg, use, bounds = metric["avg"], result["tools"]["share_using"], metric.get("bounds")
     margin = "" if avg["half_width"] is None else f" ± {avg['half_width']:.3f}"
     margin += "" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
     passes = "  ".join(f"@{p['k']} {number(p['estimate']['mean'])}" for p in metric["passes"])
     maj = metric.get("maj") or {}
-    cells = [one["name"], metric["metric"], number(avg["mean"]) + margin, passes, number(maj.get("mean"))]
+    cells = [result["name"], metric["metric"], number(avg["mean"]) + margin, passes, number(maj.get("mean"))]
     scored = f"{metric['n_judged']} of {metric['n_rollouts']}{' judged' if _is_of_judge(metric) else ''}"
-    return [*cells, "-" if use is None else f"{use:.0%}", *end_shares(one), scored]
+    return [*cells, "-" if use is None else f"{use:.0%}", *end_shares(result), scored]
 
 
-def end_shares(one: Mapping[str, Any]) -> list[str]:
+def end_shares(result: Mapping[str, Any]) -> list[str]:
     """Shares of rollouts with an answer, and of those without one that the limit of tokens cut."""
-    ends = one.get("ends") or {}  # results of earlier versions lack it
+    ends = result.get("ends") or {}  # results of earlier versions lack it
     n = sum(ends.values())
     return [f"{ends[name] / n:.0%}" for name in ("answered", "cut")] if n else ["-", "-"]
 
 
 def without_answers(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each benchmark most of whose rollouts have no answer, which explains a low score."""
-    for one in results:
-        ends = one.get("ends") or {}
+    for result in results:
+        ends = result.get("ends") or {}
         n, without = sum(ends.values()), sum(ends.get(name, 0) for name in ("cut", "unanswered"))
         if without > n / 2:
             cut = f", {ends['cut']} of them cut by the limit of tokens" if ends["cut"] else ""
-            yield f"{one['name']}: {without} of {n} rollouts ended without an answer{cut}"
+            yield f"{result['name']}: {without} of {n} rollouts ended without an answer{cut}"
 
 
 def _chosen_here(body: Mapping[str, Any]) -> Iterator[str]:
@@ -193,7 +197,7 @@ def _chosen_here(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _caption(results: Sequence[Mapping[str, Any]]) -> str:
-    missing = any(metric.get("bounds") is not None for one in results for metric in one["metrics"])
+    missing = any(metric.get("bounds") is not None for result in results for metric in result["metrics"])
     return CAPTION + (SAME_SCORES if any(map(_without_spread, results)) else "") + (BOUNDS if missing else "")
 
 
@@ -202,6 +206,6 @@ def _is_of_judge(metric: Mapping[str, Any]) -> bool:
     return str(metric["metric"]).startswith("judge-")
 
 
-def _without_spread(one: Mapping[str, Any]) -> bool:
+def _without_spread(result: Mapping[str, Any]) -> bool:
     """Whether all tasks have the same mean score in a metric of this benchmark."""
-    return any(metric["avg"]["half_width"] == 0 for metric in one["metrics"])
+    return any(metric["avg"]["half_width"] == 0 for metric in result["metrics"])

@@ -87,7 +87,7 @@ class TaskResult:
         """Only what statistics read, which is a small part of it: without prompt, responses, arguments of calls and
         what models were asked.
         """
-        return replace(self, prompt="", gold=(), rollouts=tuple(one.without_texts() for one in self.rollouts))
+        return replace(self, prompt="", gold=(), rollouts=tuple(rollout.without_texts() for rollout in self.rollouts))
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> TaskResult:
@@ -134,7 +134,7 @@ def task_result(benchmark: str, group: Group, judged: Sequence[Judgement]) -> Ta
         data_source=group.task.data_source,
         prompt="".join(prompt),
         gold=group.task.answer,
-        rollouts=tuple(_rollout_result(rollout, found) for rollout, found in pairs),
+        rollouts=tuple(_rollout_result(rollout, judgement) for rollout, judgement in pairs),
     )
 
 
@@ -143,10 +143,10 @@ def group_record(group: Group, scores: Sequence[Mapping[str, float | None]], met
     scored = tuple(
         ScoredRollout(
             rollout=rollout,
-            reward=found.get(metric),
-            parts={name: value for name, value in found.items() if value is not None},
+            reward=rollout_scores.get(metric),
+            parts={name: value for name, value in rollout_scores.items() if value is not None},
         )
-        for rollout, found in zip(group.rollouts, scores, strict=True)
+        for rollout, rollout_scores in zip(group.rollouts, scores, strict=True)
     )
     return GroupRecord(step=0, group=ScoredGroup(task=group.task, rollouts=scored))
 
@@ -175,8 +175,8 @@ def tool_statistics(tasks: Iterable[TaskResult], metric: str) -> ToolStatistics:
         calls_if_wrong=_mean(len(r.tool_calls) for r, score in judged if score < CORRECT),
         sampled_tokens=_mean(r.sampled_tokens for r in valid),
         inserted_tokens=_mean(r.response_tokens - r.sampled_tokens for r in valid),
-        success={name: fmean(c.status == CallStatus.OK for c in found) for name, found in by_tool.items()},
-        mean_s={name: fmean(call.run_s for call in found) for name, found in by_tool.items()},
+        success={name: fmean(c.status == CallStatus.OK for c in of_tool) for name, of_tool in by_tool.items()},
+        mean_s={name: fmean(call.run_s for call in of_tool) for name, of_tool in by_tool.items()},
         calls=_count(calls),
         errors=_count(call for call in calls if call.status == CallStatus.ERROR),
         infra=_count(call for call in calls if call.status == CallStatus.INFRA),
@@ -185,15 +185,15 @@ def tool_statistics(tasks: Iterable[TaskResult], metric: str) -> ToolStatistics:
 
 def rollout_ends(tasks: Iterable[TaskResult]) -> RolloutEnds:
     valid = [rollout for task in tasks for rollout in task.rollouts if rollout.masked is None]
-    left = Counter(rollout.stop for rollout in valid if rollout.answer is None)
-    done, cut = left.pop(StopReason.DONE, 0), left.pop(StopReason.LENGTH, 0)
+    without_answer = Counter(rollout.stop for rollout in valid if rollout.answer is None)
+    done, cut = without_answer.pop(StopReason.DONE, 0), without_answer.pop(StopReason.LENGTH, 0)
     answered = sum(rollout.answer is not None for rollout in valid)
-    return RolloutEnds(answered=answered, done=done, cut=cut, unanswered=left.total())
+    return RolloutEnds(answered=answered, done=done, cut=cut, unanswered=without_answer.total())
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None
 
 
 def _count(calls: Iterable[CallResult]) -> dict[str, int]:
@@ -202,7 +202,9 @@ def _count(calls: Iterable[CallResult]) -> dict[str, int]:
 
 def _rollout_from_body(body: Mapping[str, Any]) -> RolloutResult:
     calls = tuple(CallResult(**call) for call in body["tool_calls"])
-    asked = tuple(ChatExchange.from_body(one) for one in body.get("asked", ()))  # results of earlier versions lack it
+    asked = tuple(
+        ChatExchange.from_body(exchange) for exchange in body.get("asked", ())
+    )  # results of earlier versions lack it
     return RolloutResult(**{**body, "tool_calls": calls, "asked": asked})
 
 

@@ -55,7 +55,7 @@ def remove_oldest(folder: Path, saved: int, *, keep: int) -> None:
     """Delete all checkpoints up to the one just `saved` but the `keep` of the most steps. Ones of more steps, which
     were passed over, stay. One that cannot be deleted is warned of and stays.
     """
-    for _, checkpoint in sorted(one for one in _checkpoints(folder) if one[0] <= saved)[:-keep]:
+    for _, checkpoint in sorted(pair for pair in _checkpoints(folder) if pair[0] <= saved)[:-keep]:
         try:
             remove_folder(checkpoint)
         except OSError as error:
@@ -81,8 +81,8 @@ def list_sft_checkpoints(folder: Path) -> list[CheckpointEntry]:
     `ConfigError` if the note of who sharded them cannot be read.
     """
     layout = SftLayout.read(folder)
-    found = (_entry(path, step, layout) for step, path in sorted(_checkpoints(folder)))
-    return mark_newest([entry for entry in found if entry is not None])
+    entries = (_entry(path, step, layout) for step, path in sorted(_checkpoints(folder)))
+    return mark_newest([entry for entry in entries if entry is not None])
 
 
 def _entry(checkpoint: Path, step: int, layout: SftLayout) -> CheckpointEntry | None:
@@ -96,11 +96,11 @@ def incomplete(checkpoint: Path, step: int, layout: SftLayout) -> str | None:
     """Why this checkpoint cannot be resumed, None if it can."""
     try:
         state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        found = state.get("global_step")
+        saved_step = state.get("global_step")
     except (OSError, ValueError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    if found != step:
-        return f"{STATE} is of step {found}"
+    if saved_step != step:
+        return f"{STATE} is of step {saved_step}"
     return layout.problem(checkpoint)
 
 

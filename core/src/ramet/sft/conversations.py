@@ -135,8 +135,8 @@ def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
     turns: list[_Turn] = []
     problems: list[str] = []
     for index, item in enumerate(items):
-        turn, found = _turn(item)
-        problems += [f"{key}[{index}]: {one}" for one in found]
+        turn, turn_problems = _turn(item)
+        problems += [f"{key}[{index}]: {reason}" for reason in turn_problems]
         if turn is not None:
             turns.append(turn)
     return turns, problems
@@ -167,22 +167,22 @@ def _turn(item: Any) -> tuple[_Turn | None, list[str]]:
 
 
 def _calls(item: Mapping[str, Any]) -> tuple[tuple[WrittenCall, ...], list[str]]:
-    given = item.get(CALLS)
-    if given is None:
+    written_calls = item.get(CALLS)
+    if written_calls is None:
         return (), []
-    if not isinstance(given, list):
-        return (), [f"{CALLS!r} must be a list, got {_show(given)}"]
+    if not isinstance(written_calls, list):
+        return (), [f"{CALLS!r} must be a list, got {_show(written_calls)}"]
     calls: list[WrittenCall] = []
     problems: list[str] = []
-    for index, one in enumerate(given):
-        function = one.get("function", one) if isinstance(one, dict) else {}
+    for index, call in enumerate(written_calls):
+        function = call.get("function", call) if isinstance(call, dict) else {}
         name, arguments = (
             (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else ("", 0)
         )
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         if not isinstance(name, str) or not name or not isinstance(_read_json(text), dict):
             expected = "a function with a name and arguments, which are a JSON object"
-            problems.append(f"{CALLS}[{index}]: expected {expected}, got {_show(one)}")
+            problems.append(f"{CALLS}[{index}]: expected {expected}, got {_show(call)}")
         else:
             calls.append(WrittenCall(name=name, arguments=text))
     return tuple(calls), problems
@@ -222,15 +222,15 @@ def _order_problems(roles: list[str]) -> list[str]:
 
 
 def _exchanges(turns: list[_Turn]) -> tuple[Exchange, ...]:
-    found: list[tuple[str, list[Piece]]] = []
+    exchanges: list[tuple[str, list[Piece]]] = []
     for turn in turns:
         if turn.role == "user":
-            found.append((turn.text, []))
+            exchanges.append((turn.text, []))
         else:
             is_written = turn.role == "assistant"
             piece = Written(text=turn.text, calls=turn.calls) if is_written else Returned(text=turn.text)
-            found[-1][1].append(piece)
-    return tuple(Exchange(user=user, reply=tuple(reply)) for user, reply in found)
+            exchanges[-1][1].append(piece)
+    return tuple(Exchange(user=user, reply=tuple(reply)) for user, reply in exchanges)
 
 
 def _one_key(record: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None, str]:

@@ -54,13 +54,13 @@ class Exchange:
     @property
     def turns(self) -> list[Turn]:
         """What was written with the results that follow it."""
-        found: list[Turn] = []
+        turns: list[Turn] = []
         for piece in self.reply:
             if isinstance(piece, Written):
-                found.append(Turn(written=piece))
+                turns.append(Turn(written=piece))
             else:
-                found[-1] = replace(found[-1], returned=(*found[-1].returned, piece.text))
-        return found
+                turns[-1] = replace(turns[-1], returned=(*turns[-1].returned, piece.text))
+        return turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

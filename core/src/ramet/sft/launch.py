@@ -160,14 +160,16 @@ class RankProcesses:
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(POLL_S)
         codes = [process.poll() for process in self._processes]
-        failures = [(rank, found) for rank in range(self._size) if (found := RankFailure.read(self._store, rank))]
+        failures = [
+            (rank, read_failure) for rank in range(self._size) if (read_failure := RankFailure.read(self._store, rank))
+        ]
         killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0 and code != -signal.SIGABRT]
         running = [str(rank) for rank, code in enumerate(codes) if code is None]
         rest = f"; still running then, and stopped: {', '.join(running)}" if running else ""
         if killed:
             return self._error(f"rank {killed[0]} {self._signalled(codes[killed[0]] or 0)}{rest}")
         if failures:
-            rank, failure = min(failures, key=lambda one: one[1].order)
+            rank, failure = min(failures, key=lambda pair: pair[1].order)
             if failure.problems is not None:
                 return ConfigErrors(failure.problems)
             if (error := failure.os_error) is not None:

@@ -90,14 +90,14 @@ def _is_ours(folder: Path) -> bool:
 
 def _new_folder(folder: Path) -> Path:
     """Marked as ours before anything else is in it."""
-    made = temporary_folder(folder)
+    marked = temporary_folder(folder)
     try:
         with naming(folder):
-            (made / MARKER).write_text("{}\n", encoding="ascii")
+            (marked / MARKER).write_text("{}\n", encoding="ascii")
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)  # without the mark it would never be deleted
+        shutil.rmtree(marked, ignore_errors=True)  # without the mark it would never be deleted
         raise
-    return made
+    return marked
 
 
 def _remove(folder: Path) -> None:

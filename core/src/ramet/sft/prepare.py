@@ -109,13 +109,13 @@ def check_data(resolved: Resolved, problems: Sequence[str]) -> CheckedSft:
     """Check the configuration, the data and what reads it. Raises `ConfigErrors` with `problems` and all others."""
     config = resolved.config
     data = read_data(config.sft.data)
-    found = [*check(resolved, "sft"), *problems, *data.problems]
-    step, tools = _parts(config, found)
+    all_problems = [*check(resolved, "sft"), *problems, *data.problems]
+    step, tools = _parts(config, all_problems)
     tags = [*tools.schemas, *config.sft.mask_tags]
     report = TraceReport(rows=data.rows, unreadable=data.bad) if step is None else check_traces(data, step, tags)
-    found += _malformed(report, config.sft.malformed)
-    found += [] if found or step is None else check_prompts(step, config, tools)
-    raise_all(found)
+    all_problems += _malformed(report, config.sft.malformed)
+    all_problems += [] if all_problems or step is None else check_prompts(step, config, tools)
+    raise_all(all_problems)
     assert step is not None
     _warn_of_traces(report, config)
     kept = report.conversations if config.sft.malformed is Malformed.KEEP else report.sound
@@ -207,14 +207,14 @@ def encode_checked(config: Config, checked: CheckedSft) -> PreparedSft:
     too_long: list[RowProblem] = []
     longest = 0
     for conversation in checked.conversations:
-        found = encode(encoder, conversation)
-        length = max(map(len, found))
+        encoded = encode(encoder, conversation)
+        length = max(map(len, encoded))
         longest = max(longest, length)
         if length > max_tokens:
             too_long.append(RowProblem(file=conversation.file, row=conversation.row, reason="too long"))
             continue
         kept.append(conversation)
-        examples += found
+        examples += encoded
     rows = len(checked.conversations)
     if not kept:
         raise ConfigError(f"sft.data: all {rows} rows are longer than sft.max_tokens={max_tokens}; longest: {longest}")

@@ -44,12 +44,12 @@ class SftProgress(TrainerCallback):
             return []
         done = self._ended[1]
         several = self._of > 1 and done < self._total
-        left = self._left()
+        remaining_s = self._left()
         return [
             Part(f"step {min(done + 1, self._total)}/{self._total}"),
             Part(f"batch {self._batches + 1}/{self._of}" if several else "", rank=2),
             Part("stopping after this step" if self._signals.asked else "", rank=1),
-            Part("" if left is None or self._signals.asked else f"left {seconds(left)}", rank=2),
+            Part("" if remaining_s is None or self._signals.asked else f"left {seconds(remaining_s)}", rank=2),
         ]
 
     def _left(self) -> float | None:

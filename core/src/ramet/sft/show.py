@@ -36,8 +36,8 @@ def show(resolved: Resolved, count: int, console: Console | None = None) -> None
     console = console or Console()
     coloured = console.is_terminal and console.color_system is not None and not console.no_color
     _print(console, _legend(coloured))
-    found = (example for conversation in checked.conversations for example in encode(encoder, conversation))
-    for number, example in enumerate(islice(found, count), start=1):
+    examples = (example for conversation in checked.conversations for example in encode(encoder, conversation))
+    for number, example in enumerate(islice(examples, count), start=1):
         _print(console, Text(""))
         _print(console, Text(visible(_heading(number, example, config.sft.max_tokens)), style="bold"))
         _print(console, _marked(example, encoder.encoder, coloured))

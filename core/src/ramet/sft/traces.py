@@ -46,10 +46,10 @@ class TraceReport:
 
     def warnings(self) -> list[str]:
         """Return what is not a fault of a row, as lines."""
-        found = [_unmasked(self.unmasked)] if self.unmasked else []
+        lines = [_unmasked(self.unmasked)] if self.unmasked else []
         if self.unanswered:
-            found.append(f"traces without an answer, which most others have: {rows_in_words(self.unanswered)}")
-        return found
+            lines.append(f"traces without an answer, which most others have: {rows_in_words(self.unanswered)}")
+        return lines
 
 
 def _unmasked(tags: dict[str, list[RowProblem]]) -> str:
@@ -69,21 +69,21 @@ def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> Trac
         unreadable=data.bad,
     )
     checked = [_Checked(conversation, step, tools) for conversation in data.conversations]
-    tagged = [one for one in checked if any(check.has_tags for check in one.checks)]
-    opens = 2 * sum(one.unopened for one in tagged) <= len(tagged)  # where most begin so, the prompt opens it
-    answers = 2 * sum(one.unanswered for one in tagged) < len(tagged)
-    for one in checked:
-        fault = one.fault or (UNOPENED if opens and one.unopened else None)
+    tagged = [trace for trace in checked if any(check.has_tags for check in trace.checks)]
+    opens = 2 * sum(trace.unopened for trace in tagged) <= len(tagged)  # where most begin so, the prompt opens it
+    answers = 2 * sum(trace.unanswered for trace in tagged) < len(tagged)
+    for trace in checked:
+        fault = trace.fault or (UNOPENED if opens and trace.unopened else None)
         if fault is not None:
-            report.malformed.append(one.row(fault))
+            report.malformed.append(trace.row(fault))
             continue
-        report.sound.append(one.conversation)
-        report.calls.update(one.called)
-        if answers and one.unanswered:
-            report.unanswered.append(one.row("no answer"))
-        for tag in one.called_in_text:
+        report.sound.append(trace.conversation)
+        report.calls.update(trace.called)
+        if answers and trace.unanswered:
+            report.unanswered.append(trace.row("no answer"))
+        for tag in trace.called_in_text:
             if tag not in tools:
-                report.unmasked.setdefault(tag, []).append(one.row(f"a result of <{tag}>"))
+                report.unmasked.setdefault(tag, []).append(trace.row(f"a result of <{tag}>"))
     return report
 
 
@@ -108,7 +108,7 @@ class _Checked:
                 apart = any(isinstance(piece, Returned) for piece in exchange.reply)
                 texts = [piece.text for piece in exchange.reply if isinstance(piece, Written)] if apart else []
                 within = [step.check_trace(text, tools) for text in texts] if apart else [check]
-                self.called_in_text |= dict.fromkeys(name for found in within for name in found.called)
+                self.called_in_text |= dict.fromkeys(name for part in within for name in part.called)
 
     @property
     def fault(self) -> str | None:

@@ -69,20 +69,20 @@ def total_steps(config: SftConfig, examples: int) -> int:
 
 def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) -> TrainingArguments:
     """All arguments of Trainer."""
-    sft, chosen = config.sft, config.sft.trainer_options()
+    sft, options = config.sft, config.sft.trainer_options()
     fsdp = fsdp_config(sft.strategy)
-    saves = chosen["save_steps"] < steps
+    saves = options["save_steps"] < steps
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
         per_device_train_batch_size=1,  # of optimiser steps: `_Trainer` makes their micro-batches
         gradient_accumulation_steps=1,
         max_steps=steps,
         learning_rate=sft.lr,
-        lr_scheduler_type=chosen["lr_scheduler_type"],
-        warmup_steps=math.ceil(chosen["warmup_ratio"] * steps),
-        weight_decay=chosen["weight_decay"],
-        adam_beta2=chosen["adam_beta2"],
-        max_grad_norm=chosen["max_grad_norm"],
+        lr_scheduler_type=options["lr_scheduler_type"],
+        warmup_steps=math.ceil(options["warmup_ratio"] * steps),
+        weight_decay=options["weight_decay"],
+        adam_beta2=options["adam_beta2"],
+        max_grad_norm=options["max_grad_norm"],
         optim="adamw_torch" if use_cpu else "adamw_torch_fused",
         bf16=config.model.dtype is Dtype.BFLOAT16,
         gradient_checkpointing=not use_cpu,  # activations of real sizes are more than a GPU has
@@ -95,10 +95,10 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         ddp_timeout=math.ceil(config.cluster.timeout_s),
         seed=config.run.seed,
         data_seed=config.run.seed,
-        logging_steps=chosen["logging_steps"],
+        logging_steps=options["logging_steps"],
         logging_nan_inf_filter=False,  # it would show the last finite loss instead
         save_strategy="steps" if saves else "no",
-        save_steps=chosen["save_steps"] if saves else steps,
+        save_steps=options["save_steps"] if saves else steps,
         eval_strategy="no",
         report_to=[],
         disable_tqdm=True,

@@ -64,18 +64,18 @@ class World:
         """What `make` returns or raises (a `RametError`) on the first rank, on every rank."""
         if not self.joins:
             return make()
-        found: list[Any] = [None]
+        sent: list[Any] = [None]
         if self.first:
             try:
-                found = [(make(), None)]
+                sent = [(make(), None)]
             except RametError as error:
-                found = [(None, error)]
-        dist.broadcast_object_list(found, src=0)
-        value, raised = found[0]
+                sent = [(None, error)]
+        dist.broadcast_object_list(sent, src=0)
+        value, raised = sent[0]
         if raised is not None:
             raise raised
-        made: T = value
-        return made
+        result: T = value
+        return result
 
     def any(self, mine: bool) -> bool:
         """Whether it is so on any rank."""
