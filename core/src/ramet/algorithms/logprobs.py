@@ -34,11 +34,11 @@ def logprobs_from_logits(
     """
     scaled = logits.float() if temperature in (0, 1) else logits.float() / temperature  # saves a copy of all logits
     logprobs = torch.log_softmax(scaled, dim=-1)  # [n, V]
-    chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
+    of_targets = logprobs.gather(-1, targets[:, None]).squeeze(-1)
     if entropy is Entropy.NONE:
-        return chosen, chosen.new_empty(0)
+        return of_targets, of_targets.new_empty(0)
     source = logprobs if entropy is Entropy.GRADIENT else logprobs.detach()
-    return chosen, -(source.exp() * source).sum(-1)
+    return of_targets, -(source.exp() * source).sum(-1)
 
 
 def logprobs_from_hidden(

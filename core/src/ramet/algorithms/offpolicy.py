@@ -43,20 +43,20 @@ class OffPolicy:
 @torch.no_grad()
 def off_policy_weights(tokens: LossInputs, train: TrainConfig) -> OffPolicy:
     """Return the off-policy weight of each token, as the section `train` asks for it."""
-    chosen = train.off_policy
-    found = truncated_weights(tokens, train.tis_cap, by_sequence=chosen.get("tis_level") == "sequence")
+    options = train.off_policy
+    weights = truncated_weights(tokens, train.tis_cap, by_sequence=options.get("tis_level") == "sequence")
     kept = torch.ones_like(tokens.mask)
-    if (band := chosen.get("token_band")) is not None:
+    if (band := options.get("token_band")) is not None:
         kept &= _within(ratio_of(tokens.old_logprobs, tokens.engine_logprobs), band)
-    if (band := chosen.get("sequence_band")) is not None:
+    if (band := options.get("sequence_band")) is not None:
         gap = _sequence_mean(tokens.old_logprobs - tokens.engine_logprobs, tokens)
         kept &= _within(gap.clamp(-LIMIT, LIMIT).exp(), band)
-    if (most := chosen.get("negative_gap_max")) is not None:
+    if (most := options.get("negative_gap_max")) is not None:
         gap = _sequence_mean(tokens.engine_logprobs - tokens.logprobs, tokens)
         kept &= (_sequence_mean(tokens.advantages, tokens) >= 0) | (gap <= most)
     kept |= ~tokens.mask
     return OffPolicy(
-        weight=found.weight * kept, truncated=found.truncated, clamped=found.clamped, left_out=(~kept).float()
+        weight=weights.weight * kept, truncated=weights.truncated, clamped=weights.clamped, left_out=(~kept).float()
     )
 
 

@@ -65,15 +65,15 @@ class Components:
         There is one instance for a name: training and validation data that name the same one read their splits from it.
         """
         if name not in self._benchmarks:
-            chosen = self._config.benchmarks.get(name, BenchmarkConfig())
+            settings = self._config.benchmarks.get(name, BenchmarkConfig())
             self._benchmarks[name] = (
-                load_plugins().get("benchmarks", chosen.use or name).build(chosen.params, key=f"benchmarks.{name}")
+                load_plugins().get("benchmarks", settings.use or name).build(settings.params, key=f"benchmarks.{name}")
             )
         return self._benchmarks[name]
 
 
-def _build(registry: Registry[T], chosen: ComponentConfig | RolloutStepConfig) -> T:
-    return registry.get(chosen.name, load_plugins().absent).build(chosen.params)
+def _build(registry: Registry[T], settings: ComponentConfig | RolloutStepConfig) -> T:
+    return registry.get(settings.name, load_plugins().absent).build(settings.params)
 
 
 def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
@@ -102,11 +102,11 @@ def needs_rewards(policy: BranchPolicy) -> bool:
 
 async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices) -> None:
     """Before the first score. Raises as `start_component` does."""
-    for one in rewards:
-        who = f"reward {one.name!r} of plugin {one.plugin!r}"
-        await start_component(one.reward, who, services.of(f"rewards.{one.name}"))
+    for reward in rewards:
+        who = f"reward {reward.name!r} of plugin {reward.plugin!r}"
+        await start_component(reward.reward, who, services.of(f"rewards.{reward.name}"))
 
 
 def are_started(rewards: Sequence[WeightedReward]) -> bool:
     """Whether one of them has a `start`, and may ask for a limiter there."""
-    return any(hasattr(one.reward, "start") for one in rewards)
+    return any(hasattr(reward.reward, "start") for reward in rewards)

@@ -112,10 +112,10 @@ def _whole_group_rewards(components: Components, config: Config) -> Iterator[str
     """Return the rewards that cannot score a single rollout for a branch policy."""
     if not needs_rewards(components.branch_policy):
         return
-    for one in components.scorer.rewards:
-        if not getattr(one.reward, "per_rollout", False):
+    for reward in components.scorer.rewards:
+        if not getattr(reward.reward, "per_rollout", False):
             yield (
-                f"rewards.{one.name}: judges whole groups (per_rollout is False), and branch_policy="
+                f"rewards.{reward.name}: judges whole groups (per_rollout is False), and branch_policy="
                 f"{config.branch_policy.name} needs the reward of each rollout as soon as it ends; choose a reward "
                 "that judges each rollout by itself, or another branch policy"
             )
@@ -123,9 +123,9 @@ def _whole_group_rewards(components: Components, config: Config) -> Iterator[str
 
 def _ungiven(config: Config, section: str, wanted: frozenset[Need]) -> Iterator[str]:
     who = f"{section}={getattr(config, section).name}"
-    given = sorted(GIVEN[section])
-    for need in sorted(wanted - set(given)):
-        yield f"{who} needs {need}, which is not given to it; allowed: {', '.join(given)}"
+    provided = sorted(GIVEN[section])
+    for need in sorted(wanted - set(provided)):
+        yield f"{who} needs {need}, which is not given to it; allowed: {', '.join(provided)}"
     if Need.ENTROPY in wanted and Capability.ENTROPY not in engine_capabilities(config):
         yield f"{who} needs entropies, and engine {config.engine.name!r} reports none"
 
@@ -154,9 +154,9 @@ def _aggregation(config: Config, loss: PolicyLoss) -> Iterator[str]:
         return
     if not isinstance(allowed, frozenset | set):
         raise PluginError(f"{origin(loss)}: aggregation is {allowed!r:.80}: set it to a frozenset of texts")
-    who, known = f"policy_loss={config.policy_loss.name}", [mode.value for mode in LossAggregation]
-    for mode in sorted(allowed - set(known)):
-        yield f"{who} allows train.loss_aggregation={mode}, which there is not; there are: {', '.join(known)}"
+    who, modes = f"policy_loss={config.policy_loss.name}", [mode.value for mode in LossAggregation]
+    for mode in sorted(allowed - set(modes)):
+        yield f"{who} allows train.loss_aggregation={mode}, which there is not; there are: {', '.join(modes)}"
     if config.train.loss_aggregation not in allowed:
         yield (
             f"{who} is right only with train.loss_aggregation={' or '.join(sorted(allowed))}, got "

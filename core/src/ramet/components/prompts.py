@@ -49,10 +49,10 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
     if isinstance(step, ReadsTags):
         names = list(tools.schemas)
         try:
-            own = Message(role="system", content=step.system_prompt(tools.allowed(None)))
+            system = Message(role="system", content=step.system_prompt(tools.allowed(None)))
         except ConfigError as error:  # names of tools that cannot be tags
             return [*problems, str(error)]
-        if foreign := step.foreign_tags([own], names):
+        if foreign := step.foreign_tags([system], names):
             problems.append(
                 f"rollout_step={config.rollout_step.name}: the system prompt that it makes of the tools' descriptions "
                 f"names tags of no configured tool: {', '.join(foreign)}; configured: {', '.join(names) or 'none'}"
@@ -86,38 +86,38 @@ def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> l
 def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:
     """Tag -> ids of the tasks whose prompt names it, though it belongs to no tool that the task may use."""
     prompt = task_prompts(step, config, tools)
-    found: dict[str, list[str]] = {}
+    ids_by_tag: dict[str, list[str]] = {}
     if isinstance(step, ReadsTags):
         for task in tasks:
             allowed = [schema.name for schema in tools.allowed(task.tools)]
             for tag in step.foreign_tags(prompt(task).messages, allowed):
-                found.setdefault(tag, []).append(task.id)
-    return found
+                ids_by_tag.setdefault(tag, []).append(task.id)
+    return ids_by_tag
 
 
-def describe_promised_tags(found: dict[str, list[str]]) -> str:
+def describe_promised_tags(ids_by_tag: dict[str, list[str]]) -> str:
     """The result of `foreign_tags` in one line, where no tools were configured because they must not be used."""
     return (
-        f"prompts of tasks name tags as those of tools are: {_counted(found)}. No tool is configured here: name those "
-        "of the run, as in tools=[NAME], to see which tags none of them serves"
+        f"prompts of tasks name tags as those of tools are: {_counted(ids_by_tag)}. No tool is configured here: name "
+        "those of the run, as in tools=[NAME], to see which tags none of them serves"
     )
 
 
-def describe_foreign_tags(found: dict[str, list[str]], config: Config, tools: ToolNames) -> str:
+def describe_foreign_tags(ids_by_tag: dict[str, list[str]], config: Config, tools: ToolNames) -> str:
     """The result of `foreign_tags` in one line."""
     other_tags = "name tags of no tool in rollout_step.params.other_tags"
     is_set = config.rollout_step.system_prompt is SystemPrompt.ALWAYS
     ways = f"or {other_tags}" if is_set else f"{other_tags}, or set rollout_step.system_prompt=always"
     return (
-        f"prompts of tasks name tags of no tool that they may use: {_counted(found)}; configured: "
+        f"prompts of tasks name tags of no tool that they may use: {_counted(ids_by_tag)}; configured: "
         f"{', '.join(tools.schemas) or 'none'}. A call of one is answered with an error. Configure the tool, {ways}"
     )
 
 
-def _counted(found: dict[str, list[str]]) -> str:
+def _counted(ids_by_tag: dict[str, list[str]]) -> str:
     return "; ".join(
         f"<{tag}> in {len(ids)} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
-        for tag, ids in found.items()
+        for tag, ids in ids_by_tag.items()
     )
 
 
@@ -125,6 +125,6 @@ def warn_of_foreign_tags(
     step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames
 ) -> dict[str, list[str]]:
     """Log what `foreign_tags` finds, and return it."""
-    if found := foreign_tags(step, config, tasks, tools):
-        logger.warning("%s", describe_foreign_tags(found, config, tools))
-    return found
+    if ids_by_tag := foreign_tags(step, config, tasks, tools):
+        logger.warning("%s", describe_foreign_tags(ids_by_tag, config, tools))
+    return ids_by_tag

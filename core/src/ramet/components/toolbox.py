@@ -114,7 +114,7 @@ async def _add_entry(
 
 
 def _add(box: Toolbox, name: str, tool: Tool, settings: ToolConfig, *, entry: str) -> None:
-    owners = {one: owner for owner, names in box.sets.items() for one in (*names, owner)}
+    owners = {tool_name: owner for owner, names in box.sets.items() for tool_name in (*names, owner)}
     taken = owners.get(name) or owners.get(entry) or (name if name in box.tools else None)
     if taken is not None and taken != entry:
         raise ConfigError(f"tools: {entry!r} and {taken!r} both offer a tool named {name!r}; leave one of them out")
@@ -153,11 +153,11 @@ async def _open(tool_set: ToolSet, name: str, label: str) -> Sequence[Tool]:
 def _compare(label: str, before: Schemas, after: Schemas) -> None:
     if before == after:
         return
-    known, found = {schema.name: schema for schema in before}, {schema.name: schema for schema in after}
+    earlier, later = {schema.name: schema for schema in before}, {schema.name: schema for schema in after}
     changes = [
-        *(f"{name} is gone" for name in known if name not in found),
-        *(f"{name} is new" for name in found if name not in known),
-        *(f"{name} has another description" for name in known if name in found and known[name] != found[name]),
+        *(f"{name} is gone" for name in earlier if name not in later),
+        *(f"{name} is new" for name in later if name not in earlier),
+        *(f"{name} has another description" for name in earlier if name in later and earlier[name] != later[name]),
     ]
     raise PluginError(
         f"{label}: the tool set has other tools than before the start: "

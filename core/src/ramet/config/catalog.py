@@ -67,12 +67,12 @@ class Catalog:
 
     def get(self, group: str, name: str) -> Choice:
         """Raises `ConfigError` for a name that no package offers or whose options are unusable."""
-        found = self.components[group].get(name)
-        if found is None:
+        choice = self.components[group].get(name)
+        if choice is None:
             raise ConfigError(self.unknown(group, name, self.components[group]))
-        if found.unusable:
-            raise ConfigError(f"{group}: {name!r} of plugin {found.plugin!r} cannot be used: {found.unusable}")
-        return found
+        if choice.unusable:
+            raise ConfigError(f"{group}: {name!r} of plugin {choice.plugin!r} cannot be used: {choice.unusable}")
+        return choice
 
     def instance(self, group: str, name: str, use: str | None) -> Choice:
         """What the entry `GROUP.NAME` is: the component that `use` names, or that of its own name.
@@ -93,29 +93,29 @@ class Catalog:
     def unknown(self, group: str, name: str, allowed: Iterable[str]) -> str:
         """The message for a name that `group` does not have."""
         allowed = sorted(allowed)
-        known = f"Installed: {', '.join(allowed) or 'none'}{self.absent}"
+        installed = f"Installed: {', '.join(allowed) or 'none'}{self.absent}"
         if how := how_to_install(name):
-            return f"{group}: no {name!r}. {how}. {known}"
+            return f"{group}: no {name!r}. {how}. {installed}"
         if (group, name) in self.recorded:
-            return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
+            return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {installed}"
         if group == "benchmarks" and Path(name).suffix:
             return (
                 f"{group}: {name!r} is a file, and benchmarks are chosen by name: "
                 f"benchmarks.own.use=files 'benchmarks.own.params.paths=[{name}]' "
                 "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` "
-                f"validates on a file with data.valid. {known}"
+                f"validates on a file with data.valid. {installed}"
             )
         close = suggest(name, allowed) or self.in_another_group(group, name)
-        return f"{group}: no {name!r}.{close} {known}{'' if close or self.absent else self._own(group)}"
+        return f"{group}: no {name!r}.{close} {installed}{'' if close or self.absent else self._own(group)}"
 
     def in_another_group(self, group: str, name: str) -> str:
         """` Did you mean GROUP=NAME?`, or nothing."""
-        found = [
-            f"{one.name}=[{name}]" if one.many else f"{one.name}={name}"
-            for one in COMPONENTS
-            if one.name != group and name in self.components.get(one.name, {})
+        suggestions = [
+            f"{other.name}=[{name}]" if other.many else f"{other.name}={name}"
+            for other in COMPONENTS
+            if other.name != group and name in self.components.get(other.name, {})
         ]
-        return f" Did you mean {' or '.join(found)}?" if found else ""
+        return f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
     def _own(self, group: str) -> str:
         """What is easily not known, where nothing else says why a name is missing."""
@@ -134,10 +134,10 @@ class Catalog:
         if group in self.components:
             return self.unknown(group, name, names)
         where = f" (`ramet recipes` describes them; yours are in {LOCAL}/ of the working directory, or in --config-dir)"
-        known = f"{', '.join(names) or 'none'}{where if group == 'experiment' else ''}"
+        available = f"{', '.join(names) or 'none'}{where if group == 'experiment' else ''}"
         how = how_to_install(name)
         close = f" {how}." if how else suggest(name, names) or self.in_another_group(group, name)
-        return f"{group}: no {name!r}.{close} Available: {known}"
+        return f"{group}: no {name!r}.{close} Available: {available}"
 
 
 def make_catalog(plugins: Plugins) -> Catalog:

@@ -104,8 +104,8 @@ def check_values(config: Config | DictConfig, job: str) -> list[str]:
 def _parts(config: Config | DictConfig, section: str) -> Iterator[tuple[str, Any]]:
     """Path and settings of what a section holds: itself, or each of its entries."""
     node = _value(config, section)
-    found = {f"{section}.{name}": _value(node, name) for name in node} if _kind(node) is dict else {section: node}
-    yield from ((path, settings) for path, settings in found.items() if dataclasses.is_dataclass(_kind(settings)))
+    entries = {f"{section}.{name}": _value(node, name) for name in node} if _kind(node) is dict else {section: node}
+    yield from ((path, settings) for path, settings in entries.items() if dataclasses.is_dataclass(_kind(settings)))
 
 
 def _kind(node: Any) -> Any:
@@ -212,7 +212,7 @@ def _choosing(data: DataConfig) -> Iterator[str]:
             "order=curriculum": data.order is Order.CURRICULUM,
             f"difficulty={data.difficulty}": data.difficulty,
         }
-        for setting in (setting for setting, chosen in by_column.items() if chosen):
+        for setting in (setting for setting, is_set in by_column.items() if is_set):
             yield f"data.{setting}: needs data.columns.difficulty, the column that holds a task's difficulty"
     if any(math.isnan(bound) for bound in data.difficulty.values()):
         yield f"data.difficulty={data.difficulty}: must be numbers"
@@ -259,7 +259,7 @@ def _lengths(config: Config) -> Iterator[str]:
 def max_positions(folder: Path) -> int | None:
     """How many tokens a model's sequences may have; None where its `config.json` does not say."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+        positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         return None  # the check of the model's folder says what is wrong with it
-    return found if isinstance(found, int) else None
+    return positions if isinstance(positions, int) else None

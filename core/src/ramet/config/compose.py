@@ -55,9 +55,11 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
         raise_all(request.problems)
     except ConfigErrors as error:  # with what jobs would find where nothing else is wrong
-        found = [*request.problems, *error.problems, *check_values(tree, job), *unknown_trackers(tree, job)]
-        raise ConfigErrors(dict.fromkeys(found)) from error
-    typed = {key for key, one in request.settings.items() if not isinstance(one.value, dict)}  # those are merged
+        all_problems = [*request.problems, *error.problems, *check_values(tree, job), *unknown_trackers(tree, job)]
+        raise ConfigErrors(dict.fromkeys(all_problems)) from error
+    typed = {
+        key for key, setting in request.settings.items() if not isinstance(setting.value, dict)
+    }  # those are merged
     if code := {key: text for key, text in code_options(resolved.components).items() if key not in typed}:
         with running(config_dir):
             raise_all(untrusted(code, user_layers(list(request.typed.values()))))
@@ -93,10 +95,10 @@ def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None
     with running(config_dir):
         tree = _tree(request, catalog)
         raise_all(request.problems)
-        made, chosen_by = layers_of(list(request.typed.values()))
+        composed_layers, chosen_by = layers_of(list(request.typed.values()))
     _, problems = type_options(tree, JOBS[job], catalog)
     raise_all(problems)
-    return Layers(layers=made, chosen_by=chosen_by, overrides=list(overrides), tree=tree, job=job)
+    return Layers(layers=composed_layers, chosen_by=chosen_by, overrides=list(overrides), tree=tree, job=job)
 
 
 def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
@@ -108,7 +110,9 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     aside = _leave_to_instances(request)
     wrong = wrong_choices(request, catalog)
     request.problems += [problem for problems in wrong.values() for problem in problems]
-    nothing = {g for g, one in request.choices.items() if one.value() == [] and not names_of(g)}  # unknown to Hydra
+    nothing = {
+        g for g, choice in request.choices.items() if choice.value() == [] and not names_of(g)
+    }  # unknown to Hydra
     usable = [text for group, text in request.typed.items() if group not in wrong and group not in nothing]
     try:
         tree = compose_tree(usable, catalog)
@@ -136,15 +140,15 @@ def _leave_to_instances(request: JobRequest) -> dict[str, tuple[list[str], list[
     """
     aside = {}
     for group in (group.name for group in COMPONENTS if group.many and group.name in request.choices):
-        value, known = request.choices[group].value(), names_of(group)
+        value, offered = request.choices[group].value(), names_of(group)
         if value is None or isinstance(value, dict):
             continue  # refused as a choice
         names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
-        made = {key.split(".")[1] for key, one in request.settings.items()
-                if INSTANCE.fullmatch(key) and one.section == group and one.value is not None}  # fmt: skip
-        rest = [name for name in names if name in known]
-        if unmade := [name for name in names if name not in known and name not in made]:
-            aside[group] = unmade, [*names, *made]
+        instances = {key.split(".")[1] for key, setting in request.settings.items()
+                if INSTANCE.fullmatch(key) and setting.section == group and setting.value is not None}  # fmt: skip
+        rest = [name for name in names if name in offered]
+        if unmade := [name for name in names if name not in offered and name not in instances]:
+            aside[group] = unmade, [*names, *instances]
         if len(rest) < len(names):
             request.typed[group] = f"{group}=[{','.join(rest)}]"
             request.choices[group] = parse(request.typed[group])
@@ -159,13 +163,13 @@ def _choose_written(
     Returns by group the problems of names that no file defines.
     """
     wrong = {}
-    for group, (unmade, chosen) in aside.items():
+    for group, (unmade, kept) in aside.items():
         written = [str(name) for name in tree[group] if tree[group][name].use is not None]
         if unknown := [name for name in unmade if name not in written]:
             wrong[group] = [catalog.unknown_choice(group, name, names_of(group)) for name in unknown]
             continue
         with open_dict(tree):
-            for name in (name for name in written if name not in chosen):
+            for name in (name for name in written if name not in kept):
                 del tree[group][name]
     return wrong
 

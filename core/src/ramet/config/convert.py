@@ -27,14 +27,14 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
     Types the options in `config` itself, so that a record written from it shows them all. Raises `ConfigErrors`.
     """
     remember_environment(text for _, text in _raw(config, sections))
-    chosen, problems = type_options(config, sections, catalog)
+    components, problems = type_options(config, sections, catalog)
     problems += [*_incomplete(config, sections), *_misread(config, sections)]
     if secrets := list(written_secrets(_raw(config, sections))):
         raise ConfigErrors([*problems, *secrets])  # a plugin's check of its options could repeat one
     values = {}
     for section in sections:
         with suppress(OmegaConfBaseException) if problems else nullcontext():  # what is missing is reported already
-            values[section] = _section(config, section, chosen, problems)
+            values[section] = _section(config, section, components, problems)
     raise_all(problems)
     return Config(**values)
 
@@ -75,18 +75,18 @@ def add_instances(config: DictConfig, catalog: Catalog, uses: Mapping[str, str |
 def type_options(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> tuple[dict[str, Choice], list[str]]:
     """Give the options of every chosen component their types and defaults, in place. Path -> component; problems."""
     problems = _unknown_keys(config, sections)
-    chosen = dict(_chosen(config, sections, catalog, problems))
-    for path, component in chosen.items():
+    components = dict(_chosen(config, sections, catalog, problems))
+    for path, component in components.items():
         problems += _type_params(config, path, component)
-    return chosen, problems
+    return components, problems
 
 
 def _unknown_keys(config: DictConfig, sections: Sequence[str]) -> list[str]:
     """Keys that were pushed past the schema; Hydra itself allows that with `+`."""
-    known = {field.name for field in dataclasses.fields(Config)}
-    found = [str(key) for key in config if key not in known]
-    found += [key for section in sections for key in _foreign(config[section], section)]
-    return [f"{key}: no such key" for key in found]
+    section_names = {field.name for field in dataclasses.fields(Config)}
+    unknown = [str(key) for key in config if key not in section_names]
+    unknown += [key for section in sections for key in _foreign(config[section], section)]
+    return [f"{key}: no such key" for key in unknown]
 
 
 def _foreign(node: Any, path: str) -> Iterator[str]:
@@ -115,8 +115,8 @@ def _chosen(
         for name in map(str, node):
             path = f"{group.name}.{name}" if group.many else group.name
             try:
-                chosen = catalog.instance(group.name, name, node[name].use) if group.many else None
-                yield path, chosen or catalog.get(group.name, node[name].name)
+                instance = catalog.instance(group.name, name, node[name].use) if group.many else None
+                yield path, instance or catalog.get(group.name, node[name].name)
             except ConfigError as error:
                 problems.append(str(error))
 
@@ -124,12 +124,14 @@ def _chosen(
 def _type_params(config: DictConfig, path: str, component: Choice) -> list[str]:
     node = OmegaConf.select(config, f"{path}.params")
     if component.options is None:
-        left = f"{path}.params: {component.name!r} takes no options, got {', '.join(node or ())}"
-        return [f"{left}; a preset that sets options of one choice must do so in an option of its own"] if node else []
-    found = None if node is None else OmegaConf.get_type(node)
-    if found is component.options:
+        refusal = f"{path}.params: {component.name!r} takes no options, got {', '.join(node or ())}"
+        return (
+            [f"{refusal}; a preset that sets options of one choice must do so in an option of its own"] if node else []
+        )
+    options_type = None if node is None else OmegaConf.get_type(node)
+    if options_type is component.options:
         return []
-    if found not in (None, dict):
+    if options_type not in (None, dict):
         how = f"{path}={component.name}" if "." not in path else f"{path}.use={component.name}"
         return [f"{path}.params: holds options of another component; choose with {how}"]
     try:
@@ -180,13 +182,13 @@ def _misread(config: DictConfig, sections: Sequence[str]) -> Iterator[str]:
             yield f"{key}: takes a text, got the boolean {text}, as YAML reads {words}; write it in quotes"
 
 
-def _section(config: DictConfig, section: str, chosen: dict[str, Choice], problems: list[str]) -> Any:
+def _section(config: DictConfig, section: str, components: dict[str, Choice], problems: list[str]) -> Any:
     node = config[section]
-    if section in chosen:
-        return _wrapped(node, section, chosen[section], problems)
-    own = {path.partition(".")[2]: c for path, c in chosen.items() if path.startswith(f"{section}.")}
-    if own:
-        return {name: _wrapped(node[name], f"{section}.{name}", c, problems) for name, c in own.items()}
+    if section in components:
+        return _wrapped(node, section, components[section], problems)
+    entries = {path.partition(".")[2]: c for path, c in components.items() if path.startswith(f"{section}.")}
+    if entries:
+        return {name: _wrapped(node[name], f"{section}.{name}", c, problems) for name, c in entries.items()}
     return OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
 
 

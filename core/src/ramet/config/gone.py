@@ -26,8 +26,8 @@ class GoneKey:
 
     def problem(self, key: str, value: Any = ...) -> str:
         """Return the error for a configuration that sets the key, to `value` where that is known."""
-        given = "" if value is ... else f"={shown(value)}"
-        since = f"{key}{given}: not a key any more (the last version with it was {LAST})"
+        written = "" if value is ... else f"={shown(value)}"
+        since = f"{key}{written}: not a key any more (the last version with it was {LAST})"
         if self.now is None or value == self.default:
             return f"{since}; {shown(self.default)} is in force, so leave it out"
         return f"{since}; write {self.now}={'…' if value is ... else shown(self.value(value))}"
@@ -103,12 +103,12 @@ NOTHING_SAID: Mapping[str, tuple[Any, ...]] = {
 
 def carried(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Give recorded keys, by dotted name, today's names. A value that is in force without its key needs none."""
-    found = {
+    renamed = {
         key: value for key, value in recorded.items() if key not in GONE and value not in NOTHING_SAID.get(key, ())
     }
     for key, value in recorded.items():
         gone = GONE.get(key)
         if gone is not None and value != gone.default:
-            now = gone.now if gone.now not in found or gone.now in recorded else None  # two keys said what one says
-            found[now or key] = gone.value(value) if now else value
-    return found
+            now = gone.now if gone.now not in renamed or gone.now in recorded else None  # two keys said what one says
+            renamed[now or key] = gone.value(value) if now else value
+    return renamed

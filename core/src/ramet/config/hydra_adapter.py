@@ -152,9 +152,9 @@ def _written(key: str, value: object) -> str:
     if isinstance(value, str | Path):
         return QuotedString(str(value), Quote.single).with_quotes()
     if isinstance(value, list | tuple):
-        return f"[{','.join(_written(key, one) for one in value)}]"
+        return f"[{','.join(_written(key, item) for item in value)}]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
+        return "{" + ",".join(f"{name}:{_written(key, item)}" for name, item in value.items()) + "}"
     allowed = "text, number, bool, None, path, list or dict of these"
     raise ConfigError(f"{key}: a value of type {type(value).__name__} cannot be written down; allowed: {allowed}")
 
@@ -201,12 +201,12 @@ def group_options(groups: Sequence[str], *, config_dir: Path | None = None) -> d
 
 def files_of(group: str) -> dict[str, list[ConfigFile]]:
     """Name -> the files `GROUP/NAME.yaml` of the search path, the one that is read first. Hydra must be running."""
-    found: dict[str, list[ConfigFile]] = {}
+    by_name: dict[str, list[ConfigFile]] = {}
     for file in _files():
         owner, _, name = file.name.rpartition("/")
         if owner == group:
-            found.setdefault(name, []).append(file)
-    return found
+            by_name.setdefault(name, []).append(file)
+    return by_name
 
 
 def unread_files() -> list[str]:
@@ -258,16 +258,16 @@ def compose_tree(choices: Sequence[str], catalog: Catalog) -> DictConfig:
         raise ConfigError(_explain(error, catalog, choices)) from error
 
 
-def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
+def _explain(error: Exception, catalog: Catalog, choices: Sequence[str]) -> str:
     """Hydra's message about a preset, in one line, with a suggestion."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        asking = ", ".join(text for text in chosen if text.partition("=")[0] in PRESETS)  # Hydra does not say which
+        asking = ", ".join(text for text in choices if text.partition("=")[0] in PRESETS)  # Hydra does not say which
         return catalog.unknown_choice(group, name, list(error.options or [])) + (
-            f" (asked for by {asking}{_lacking(chosen)})" if asking else ""
+            f" (asked for by {asking}{_lacking(choices)})" if asking else ""
         )
     if isinstance(error, UnicodeDecodeError):
-        return f"a file of {' '.join(chosen)} is not UTF-8: {error.reason} {error.object[error.start : error.end]!r}"
+        return f"a file of {' '.join(choices)} is not UTF-8: {error.reason} {error.object[error.start : error.end]!r}"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     key = re.search(r"full_key: ([^\s;]+)", text)
     schema = ConfigStore.instance().load("schema.yaml").node
@@ -275,17 +275,17 @@ def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
         return text
     if key[1] in GONE:
         return GONE[key[1]].problem(key[1])
-    if key[1] not in (known := list(leaf_keys(schema))):
-        return text + suggest(key[1], known)
+    if key[1] not in (all_keys := list(leaf_keys(schema))):
+        return text + suggest(key[1], all_keys)
     expected = expected_type(schema, key[1])
     written = f", written as {key[1].rpartition('.')[2]}: [A, B]" if (expected or "").startswith("list") else ""
     return text + (f"; {key[1]} expects {expected}{written}" if expected else "")
 
 
-def _lacking(chosen: Sequence[str]) -> str:
+def _lacking(choices: Sequence[str]) -> str:
     """What the chosen recipe says that it needs, and is not installed."""
     recipes = files_of("experiment")
-    names = [text.partition("=")[2] for text in chosen if text.partition("=")[0] == "experiment"]
+    names = [text.partition("=")[2] for text in choices if text.partition("=")[0] == "experiment"]
     texts = [recipes[name][0].path.read_text(encoding="utf-8") for name in names if name in recipes]
     lacking = missing(need for text in texts for need in needs_of(text))
     return f", which needs {' '.join(lacking)}: not installed" if lacking else ""
@@ -294,12 +294,12 @@ def _lacking(chosen: Sequence[str]) -> str:
 def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:
     """What these choices are composed of, in order; and group -> name of the layer that overrode it."""
     loader = GlobalHydra.instance().config_loader()
-    found = loader.compute_defaults_list("config", list(choices), RunMode.RUN)
+    defaults = loader.compute_defaults_list("config", list(choices), RunMode.RUN)
     sources = loader.get_sources()
-    layers = [_layer(sources, one.config_path, one.package) for one in found.defaults if one.config_path]
+    layers = [_layer(sources, entry.config_path, entry.package) for entry in defaults.defaults if entry.config_path]
     chosen_by = {
         group: COMMAND_LINE if meta.external_override else str(meta.containing_config_path)
-        for group, meta in found.overrides.override_metadata.items()
+        for group, meta in defaults.overrides.override_metadata.items()
     }
     return layers, chosen_by
 
@@ -307,20 +307,20 @@ def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:
 def user_layers(choices: Sequence[str]) -> list[Layer]:
     """Return the layers of `layers_of` that are files of the user's folders, which Ramet's own recipes are not."""
     shipped = shipped_recipes()
-    found = [one for one in layers_of(choices)[0] if one.provider in (OWN, CHOSEN_FOLDER)]
-    return [one for one in found if shipped is None or not one.file.resolve().is_relative_to(shipped.resolve())]
+    of_user = [layer for layer in layers_of(choices)[0] if layer.provider in (OWN, CHOSEN_FOLDER)]
+    return [layer for layer in of_user if shipped is None or not layer.file.resolve().is_relative_to(shipped.resolve())]
 
 
 def _layer(sources: Sequence[ConfigSource], config_path: str, package: str | None) -> Layer:
     """The first source that has it is the one that it was composed from."""
-    found = next(source for source in sources if source.is_config(config_path)).load_config(config_path)
-    assert isinstance(found.config, DictConfig)
+    loaded = next(source for source in sources if source.is_config(config_path)).load_config(config_path)
+    assert isinstance(loaded.config, DictConfig)
     return Layer(
         name=config_path,
         package="" if package in (None, "_global_") else str(package),
-        provider=str(found.provider),
-        path=str(found.path),
-        config=found.config,
+        provider=str(loaded.provider),
+        path=str(loaded.path),
+        config=loaded.config,
     )
 
 
@@ -333,9 +333,9 @@ def sweep(overrides: Sequence[str], point: Callable[[int, list[str]], None], *, 
     register()
 
     def task(tree: DictConfig) -> None:
-        chosen = HydraConfig.get()
+        hydra_config = HydraConfig.get()
         with _without_hydra():
-            point(int(chosen.job.num), list(chosen.overrides.task))
+            point(int(hydra_config.job.num), list(hydra_config.overrides.task))
 
     token, argv, full = _config_dir.set(config_dir), sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["ramet", "--multirun", *overrides], "1"  # raise, do not print and exit

@@ -76,7 +76,7 @@ def unused_key(key: str, job: str) -> str | None:
         return None  # a preset group, or no section at all, which is another mistake
     if section not in JOBS[job]:
         return f"{key}: `ramet {job}` does not build the section {section!r} (built by: {users}); leave the key out"
-    owner = next((one for one in REPLACED[job] if f"{key}.".startswith(f"{one}.")), None)
+    owner = next((replaced for replaced in REPLACED[job] if f"{key}.".startswith(f"{replaced}.")), None)
     if owner is None:
         return None
     instead = REPLACED[job][owner]
@@ -94,8 +94,8 @@ def resume_of(key: str) -> Resume:
     section, *rest = key.split(".")
     if section in KINDS and "params" in rest[:2]:
         declared = set(_declared_by_components(section, rest))
-        if len(declared) == 1 and (one := declared.pop()) is not None:
-            return one
+        if len(declared) == 1 and (resume := declared.pop()) is not None:
+            return resume
     if section in MAPS:
         rest[:1] = ["NAME"]
     parts = [section, *rest]

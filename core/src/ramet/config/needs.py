@@ -14,19 +14,19 @@ _EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*['\"]([\w-]+)['\"]")
 
 def needs_of(text: str) -> list[str]:
     """The requirements that a recipe's text lists, in their order; none without such a comment."""
-    found = _LINE.search(text)
-    return found[1].split() if found else []
+    match = _LINE.search(text)
+    return match[1].split() if match else []
 
 
 def missing(needs: Iterable[str]) -> list[str]:
     """Return the needs that are not installed, as pip takes them; of `name[a,b]` the extras that are not."""
     lacking = []
     for need in needs:
-        found = _NEED.fullmatch(need)
-        if found is None:
+        match = _NEED.fullmatch(need)
+        if match is None:
             lacking.append(need)
             continue
-        name, extras = found[1], [extra for extra in (found[2] or "").split(",") if extra]
+        name, extras = match[1], [extra for extra in (match[2] or "").split(",") if extra]
         brought = extras_of(name)
         absent = [extra for extra in extras if not all(map(_is_installed, brought.get(extra, ())))]
         if not _is_installed(name):
@@ -44,8 +44,8 @@ def extras_of(name: str) -> dict[str, list[str]]:
         return {}
     extras: dict[str, list[str]] = {}
     for line in lines:
-        if found := _EXTRA.match(line):
-            extras.setdefault(found[2], []).append(found[1])
+        if match := _EXTRA.match(line):
+            extras.setdefault(match[2], []).append(match[1])
     return extras
 
 
@@ -54,6 +54,6 @@ def _is_installed(name: str) -> bool:
     try:
         distribution(name)
     except PackageNotFoundError:
-        found = find_spec(name.replace("-", "_").replace(".", "_"))
-        return found is not None and found.origin is not None  # a folder of that name is no package
+        spec = find_spec(name.replace("-", "_").replace(".", "_"))
+        return spec is not None and spec.origin is not None  # a folder of that name is no package
     return True

@@ -18,12 +18,12 @@ REFUSED = "; nothing of yours is overwritten, so name another path"
 def check_outputs(config: Config, job: str) -> list[str]:
     """Every output of `job` that equals or contains a model, a tokenizer, a chat template or data."""
     inputs = list(_inputs(config))
-    found: dict[tuple[str, str], str] = {}  # one for each pair of keys: a pattern may match many files
+    problems: dict[tuple[str, str], str] = {}  # one for each pair of keys: a pattern may match many files
     for key, output in _outputs(config, job):
         for name, path in inputs:
-            if (key, name) not in found and (how := _touches(output, path)):
-                found[key, name] = f"{key}: {str(output)!r} {how} {name}={path}{REFUSED}"
-    return [*found.values(), *_around_the_run(config, job)]
+            if (key, name) not in problems and (how := _touches(output, path)):
+                problems[key, name] = f"{key}: {str(output)!r} {how} {name}={path}{REFUSED}"
+    return [*problems.values(), *_around_the_run(config, job)]
 
 
 def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
@@ -49,7 +49,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
         ("data.valid", config.data.valid),
         ("sft.data", config.sft.data),
     ):
-        for pattern in (one for one in patterns if not one.startswith("benchmark:")):
+        for pattern in (source for source in patterns if not source.startswith("benchmark:")):
             path = Path(os.path.expanduser(pattern))
             matches = [] if path.exists() else sorted(glob.glob(str(path), recursive=True))
             yield from ((key, Path(match)) for match in matches or [str(path)])
@@ -59,15 +59,15 @@ def _touches(output: Path, path: Path) -> str | None:
     """How `output` would replace `path`, or the link that `path` is; None if it would not."""
     outside = output.resolve()
     inputs = (path.resolve(), path.parent.resolve() / path.name)
-    if any(_same(outside, one) for one in inputs):
+    if any(_same(outside, input_path) for input_path in inputs):
         return "is"
-    return "holds" if any(_same(outside, parent) for one in inputs for parent in one.parents) else None
+    return "holds" if any(_same(outside, parent) for input_path in inputs for parent in input_path.parents) else None
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(first: Path, other: Path) -> bool:
     """Also under names that a file system takes for the same, and where it is mounted twice."""
     try:
-        return one == other or one.samefile(other)
+        return first == other or first.samefile(other)
     except OSError:  # one of them is not there
         return False
 

@@ -112,8 +112,8 @@ class Layers:
         if OmegaConf.is_dict(OmegaConf.select(self.tree, key)):
             example = next(iter(OmegaConf.select(self.tree, key)), "KEY")
             raise ConfigError(f"{key}: is a section; ask for one of its keys, as in {key}.{example}")
-        found = [*self._written(key), *self._typed(key)]
-        return found or [self._option(key)]
+        origins = [*self._written(key), *self._typed(key)]
+        return origins or [self._option(key)]
 
     def _written(self, key: str) -> Iterator[ValueOrigin]:
         for layer in self.layers:
@@ -141,12 +141,12 @@ class Layers:
         if by == COMMAND_LINE:
             typed = [text for text in self.overrides if text.partition("=")[0].lstrip("+") == group]
             return ValueOrigin(kind=COMMAND_LINE, value=value, where=typed[-1])
-        layer = next(one for one in self.layers if one.name == (by or CORE_CHOICES))
+        layer = next(candidate for candidate in self.layers if candidate.name == (by or CORE_CHOICES))
         return ValueOrigin(kind=layer.kind, value=value, where=layer.where)
 
     def _chosen(self, group: str) -> list[str]:
         if group in PRESETS:
-            return [one.name.partition("/")[2] for one in self.layers if one.name.startswith(f"{group}/")]
+            return [layer.name.partition("/")[2] for layer in self.layers if layer.name.startswith(f"{group}/")]
         node = self.tree[group]
         return [str(node.name)] if "name" in node else [str(name) for name in node]
 

@@ -40,13 +40,13 @@ def recipes(config_dir: Path | None = None) -> list[Recipe]:
 
 def recipe(name: str, config_dir: Path | None = None) -> Recipe:
     """The one of this name. Raises `ConfigError` if there is none, with what there is, and if it cannot be read."""
-    found = _found(config_dir)
-    if name not in found:
-        raise ConfigError(f"no recipe {name!r}.{suggest(name, found)} Recipes: {', '.join(sorted(found)) or 'none'}")
-    one = _recipe(name, found[name])
-    if one.unreadable:
-        raise ConfigError(f"{one.path}: cannot be read: {one.unreadable}")
-    return one
+    files = _found(config_dir)
+    if name not in files:
+        raise ConfigError(f"no recipe {name!r}.{suggest(name, files)} Recipes: {', '.join(sorted(files)) or 'none'}")
+    parsed = _recipe(name, files[name])
+    if parsed.unreadable:
+        raise ConfigError(f"{parsed.path}: cannot be read: {parsed.unreadable}")
+    return parsed
 
 
 def unread_recipes(config_dir: Path | None = None) -> list[str]:
@@ -76,7 +76,7 @@ def _recipe(name: str, files: list[ConfigFile]) -> Recipe:
         name=name,
         provider=first.provider,
         path=first.path,
-        hidden=tuple(one.provider for one in others),
+        hidden=tuple(file.provider for file in others),
         text=text,
         needs=tuple(needs),
         missing=tuple(missing(needs)),

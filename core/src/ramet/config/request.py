@@ -60,14 +60,16 @@ def _unused(key: str, job: str) -> str | None:
     if problem is None or key in REPLACED.get(job, {}):
         return problem
     sections = JOBS[job]
-    instead = meant(key, lambda one: one.partition(".")[0] in sections and ".params." not in one) or ()
+    instead = (
+        meant(key, lambda candidate: candidate.partition(".")[0] in sections and ".params." not in candidate) or ()
+    )
     return problem + (f", or set {' or '.join(instead)}" if instead else "")
 
 
 def _spelling(text: str) -> str:
     """How to write an override that cannot be read. Hydra takes only ASCII letters and some signs outside quotes."""
-    key, given, value = text.partition("=")
-    if not given:
+    key, equals, value = text.partition("=")
+    if not equals:
         return "write key=value"
     quoted = "['VALUE']" if value.startswith("[") else "'VALUE'"
     return f'put the value in quotes, and all of it for the shell: "{key}={quoted}"'
@@ -113,22 +115,22 @@ class SweptOverrides:
 
     def for_hydra(self) -> list[str]:
         """Its own keys, and what is swept. Raises `ConfigError` for what cannot be read."""
-        own = [text for text in self.typed if text.lstrip("+").startswith("hydra")]
+        of_hydra = [text for text in self.typed if text.lstrip("+").startswith("hydra")]
         swept = [(name, self._last[key]) for name, key in self._names.items()]
         globs = [text for text in self._last.values() if _is_glob(parse(text))]
-        return [*own, *(f"+{name}={text.partition('=')[2]}" for name, text in swept), *globs]
+        return [*of_hydra, *(f"+{name}={text.partition('=')[2]}" for name, text in swept), *globs]
 
-    def point(self, chosen: Sequence[str]) -> list[str]:
-        """The overrides of a point, in the order in which they were typed; `chosen` are those that Hydra gives it."""
-        values = dict(text.lstrip("+").split("=", 1) for text in chosen)
+    def point(self, of_point: Sequence[str]) -> list[str]:
+        """The overrides of a point, in the order in which they were typed; `of_point` are those that Hydra gives it."""
+        values = dict(text.lstrip("+").split("=", 1) for text in of_point)
         swept = {key: values.pop(name) for name, key in self._names.items() if name in values}
-        found = []
+        overrides = []
         for text in self.typed:
             key = text.partition("=")[0].lstrip("+")
             if not key.startswith("hydra"):
                 value = swept.get(key, values.pop(key, None))
-                found.append(text if value is None else f"{key}={value}")
-        return [*found, *(f"{key}={value}" for key, value in values.items())]
+                overrides.append(text if value is None else f"{key}={value}")
+        return [*overrides, *(f"{key}={value}" for key, value in values.items())]
 
     @property
     def _last(self) -> dict[str, str]:
@@ -140,7 +142,7 @@ class SweptOverrides:
     def _names(self) -> dict[str, str]:
         """Name for Hydra -> key, of what is swept. A glob is over the options of a group, so it keeps that name."""
         read = ((key, parse(text)) for key, text in self._last.items())
-        swept = [key for key, one in read if one.is_sweep_override() and not _is_glob(one)]
+        swept = [key for key, override in read if override.is_sweep_override() and not _is_glob(override)]
         return {f"swept.value_{i}": key for i, key in enumerate(swept)}
 
 

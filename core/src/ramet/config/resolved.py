@@ -38,16 +38,16 @@ class Resolved:
     @property
     def components(self) -> dict[str, Any]:
         """The section of every component that the job builds, by `GROUP` or `GROUP.NAME`."""
-        found: dict[str, Any] = {}
+        sections: dict[str, Any] = {}
         for group in COMPONENTS:
             if group.name in JOBS[self.job]:
                 section = getattr(self.config, group.name)
-                found |= (
-                    {f"{group.name}.{name}": one for name, one in section.items()}
+                sections |= (
+                    {f"{group.name}.{name}": settings for name, settings in section.items()}
                     if group.many
                     else {group.name: section}
                 )
-        return found
+        return sections
 
 
 def render(config: DictConfig, sections: Sequence[str]) -> str:
@@ -72,8 +72,8 @@ def _pairs(raw: Any, resolved: Any) -> Iterator[tuple[str, Any]]:
         for key in raw:
             yield from _pairs(raw[key], resolved[key])
     elif isinstance(raw, list) and isinstance(resolved, list):
-        for one, other in zip(raw, resolved, strict=True):
-            yield from _pairs(one, other)
+        for raw_item, item in zip(raw, resolved, strict=True):
+            yield from _pairs(raw_item, item)
     elif isinstance(raw, str) and "${" in raw:
         yield raw, resolved
 
@@ -83,7 +83,7 @@ def _public(raw: Any, resolved: Any, secrets: set[str]) -> Any:
     if isinstance(raw, dict) and isinstance(resolved, dict):
         return {key: _public(raw[key], resolved[key], secrets) for key in raw}
     if isinstance(raw, list) and isinstance(resolved, list):
-        return [_public(one, other, secrets) for one, other in zip(raw, resolved, strict=True)]
+        return [_public(raw_item, item, secrets) for raw_item, item in zip(raw, resolved, strict=True)]
     if isinstance(raw, str) and "${" in raw:
         hidden = "oc.env" in raw or any(secret in str(resolved) for secret in secrets)
         return raw if hidden else plain(resolved)

@@ -74,9 +74,9 @@ def hide(text: str) -> str:
 
 def hide_argument(argument: str) -> str:
     """`key=value` of a command line for a record."""
-    key, given, value = argument.partition("=")
+    key, equals, value = argument.partition("=")
     value = value.strip("'\"")
-    secret = given and not FROM_ENVIRONMENT.fullmatch(value) and _is_secret(key.lstrip("+~"), value)
+    secret = equals and not FROM_ENVIRONMENT.fullmatch(value) and _is_secret(key.lstrip("+~"), value)
     return f"{key}={HIDDEN}" if secret and hide(argument) == argument else hide(argument)
 
 

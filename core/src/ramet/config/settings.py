@@ -77,8 +77,8 @@ def _apply(config: DictConfig, setting: Setting, job: str) -> str | None:
 def _no_boolean(config: DictConfig, key: str, value: Any) -> str | None:
     """OmegaConf takes every number for a boolean, so that a value meant for another key would pass for true."""
     if isinstance(value, dict):
-        found = (_no_boolean(config, f"{key}.{name}", inner) for name, inner in value.items())
-        return next((problem for problem in found if problem), None)
+        problems = (_no_boolean(config, f"{key}.{name}", inner) for name, inner in value.items())
+        return next((problem for problem in problems if problem), None)
     expected = expected_type(config, key)
     if expected not in ("bool", "bool or null") or value is None or isinstance(value, bool):
         return None
@@ -142,8 +142,8 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
     here = ".".join(done)
     if here in MANY:
         close = suggest(part, [str(name) for name in node])
-        own = f"; an instance under a name of its own: {here}.{part}.use=NAME"
-        return f"{key}: {part!r} is not chosen; add {here}=[{part}]{own}.{close}"
+        hint = f"; an instance under a name of its own: {here}.{part}.use=NAME"
+        return f"{key}: {part!r} is not chosen; add {here}=[{part}]{hint}.{close}"
     inside = [str(name) for name in node] if here else JOBS[job]
     names = [name for name in inside if unused_key(f"{here}.{name}" if here else name, job) is None]
     close = _elsewhere(config, key, job) or ("" if part in FOREIGN_SECTIONS else suggest(part, names, here))
@@ -153,11 +153,13 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
 
 def _elsewhere(config: DictConfig, key: str, job: str) -> str:
     """What others call so, or the same last word in another section: `lr` is `policy.lr`."""
-    ours = dict.fromkeys(one for one in (*leaf_keys(config), *ENTRIES) if unused_key(one, job) is None)
-    found = meant(key, lambda one: one in ours or (one in GROUPS and unused_key(one, job) is None))
-    if found is None:
-        found = [one for one in ours if one.rpartition(".")[2] == key.rpartition(".")[2]]
-    return f" Did you mean {' or '.join(map(repr, found[:2]))}?" if found else ""
+    ours = dict.fromkeys(leaf for leaf in (*leaf_keys(config), *ENTRIES) if unused_key(leaf, job) is None)
+    suggestions = meant(
+        key, lambda candidate: candidate in ours or (candidate in GROUPS and unused_key(candidate, job) is None)
+    )
+    if suggestions is None:
+        suggestions = [leaf for leaf in ours if leaf.rpartition(".")[2] == key.rpartition(".")[2]]
+    return f" Did you mean {' or '.join(map(repr, suggestions[:2]))}?" if suggestions else ""
 
 
 def leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -16,9 +16,9 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 def stored_entry(text: str, section: str, name: str) -> dict[str, Any]:
     """What the configuration `text` says of `SECTION.NAME`, interpolations of the environment as they are written."""
-    found: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    recorded: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     try:
-        return dict(found[section][name] or {})
+        return dict(recorded[section][name] or {})
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the recorded configuration has no {section}.{name}") from error
 
@@ -34,16 +34,16 @@ def stored_seed(text: str) -> int:
 
 
 def typed_options(
-    options: type[Any], values: dict[str, Any] | None, key: str, given: Mapping[str, Any] | None = None
+    options: type[Any], values: dict[str, Any] | None, key: str, overrides: Mapping[str, Any] | None = None
 ) -> Any:
     """An instance of the dataclass `options`. Raises `ConfigError` that begins with `key`.
 
-    Interpolations stay texts: a file that was passed on may not read the environment. `given` are values of the
+    Interpolations stay texts: a file that was passed on may not read the environment. `overrides` are values of the
     command line, by option, instead of those that are recorded.
     """
     try:
         node = OmegaConf.merge(OmegaConf.structured(options), _literal(values or {}))
-        for option, value in (given or {}).items():
+        for option, value in (overrides or {}).items():
             OmegaConf.update(node, option, value)
         return OmegaConf.to_object(node)
     except Exception as error:  # OmegaConf and the options' own checks raise many kinds

@@ -77,17 +77,17 @@ def even_share(tasks: Sequence[Task], limit: int) -> list[Task]:
     """`limit` tasks in their order: the first of each data source, as many of one as of another while it has them."""
     counts = Counter(task.data_source for task in tasks)
     share = dict.fromkeys(counts, 0)
-    left = min(limit, len(tasks))
-    while left:
+    n_left = min(limit, len(tasks))
+    while n_left:
         open_sources = [source for source in share if share[source] < counts[source]]
-        each = max(1, left // len(open_sources))
+        each = max(1, n_left // len(open_sources))
         for source in open_sources:
-            more = min(each, counts[source] - share[source], left)
+            more = min(each, counts[source] - share[source], n_left)
             share[source] += more
-            left -= more
-    chosen = []
+            n_left -= more
+    kept = []
     for task in tasks:
         if share[task.data_source]:
             share[task.data_source] -= 1
-            chosen.append(task)
-    return chosen
+            kept.append(task)
+    return kept

@@ -25,13 +25,13 @@ def leave_out_long(tasks: Sequence[Task], count_tokens: Callable[[Task], int], m
     """Tasks whose encoded prompt has at most `max_prompt_tokens`. Raises `ConfigError` if none is left."""
     lengths = [count_tokens(task) for task in tasks]
     kept = [task for task, length in zip(tasks, lengths, strict=True) if length <= max_prompt_tokens]
-    found = Filtered(tasks=kept, left_out=len(tasks) - len(kept), longest=max(lengths, default=0))
-    counts = f"{found.left_out} of {len(tasks)} tasks are longer than data.max_prompt_tokens={max_prompt_tokens}"
+    filtered = Filtered(tasks=kept, left_out=len(tasks) - len(kept), longest=max(lengths, default=0))
+    counts = f"{filtered.left_out} of {len(tasks)} tasks are longer than data.max_prompt_tokens={max_prompt_tokens}"
     if tasks and not kept:
-        raise ConfigError(f"no task is left: {counts}; the longest has {found.longest} tokens")
-    if found.left_out:
-        logger.warning("left out: %s (longest: %d tokens)", counts, found.longest)
-    return found
+        raise ConfigError(f"no task is left: {counts}; the longest has {filtered.longest} tokens")
+    if filtered.left_out:
+        logger.warning("left out: %s (longest: %d tokens)", counts, filtered.longest)
+    return filtered
 
 
 def difficulty_of(task: Task, column: str) -> float:
@@ -47,11 +47,11 @@ def leave_out_by_difficulty(tasks: Sequence[Task], column: str, bounds: Mapping[
     least, most = bounds.get("min", -math.inf), bounds.get("max", math.inf)
     levels = [difficulty_of(task, column) for task in tasks]
     kept = [task for task, level in zip(tasks, levels, strict=True) if least <= level <= most]
-    chosen = f"data.difficulty={{{', '.join(f'{name}: {bound:g}' for name, bound in bounds.items())}}}"
+    setting = f"data.difficulty={{{', '.join(f'{name}: {bound:g}' for name, bound in bounds.items())}}}"
     if not kept:
-        raise ConfigError(f"no task is left: {chosen}; the data has {min(levels):g} to {max(levels):g}")
+        raise ConfigError(f"no task is left: {setting}; the data has {min(levels):g} to {max(levels):g}")
     if len(kept) < len(tasks):
-        logger.warning("left out: %d of %d tasks are outside %s", len(tasks) - len(kept), len(tasks), chosen)
+        logger.warning("left out: %d of %d tasks are outside %s", len(tasks) - len(kept), len(tasks), setting)
     return kept
 
 

@@ -67,40 +67,40 @@ def inspect_files(files: Sequence[Path], columns: Columns) -> list[Inspection]:
 
 
 def _inspect(path: Path, prefix: str, columns: Columns) -> Inspection:
-    found, rows = Inspection(path=path), list[DataRow]()
+    inspection, rows = Inspection(path=path), list[DataRow]()
     first: dict[str, int] = {}  # id -> row
     try:
         for read in read_tasks(path, prefix, columns):
             rows.append(read.row)
-            found.repaired += read.repaired
-            _note_columns(found, read.row, columns)
+            inspection.repaired += read.repaired
+            _note_columns(inspection, read.row, columns)
             if read.problem is not None:
-                found.bad.append(read.problem)
+                inspection.bad.append(read.problem)
             if read.task is not None:
-                _note_task(found, read.row.number, read.task, first)
+                _note_task(inspection, read.row.number, read.task, first)
     except ConfigError as error:
-        found.problems.append(str(error))
-    found.rows = len(rows)
-    found.problems += [f"{path}: has no rows"] if not (rows or found.problems) else []
-    found.problems += missing_columns(path, rows, columns)
-    return found
+        inspection.problems.append(str(error))
+    inspection.rows = len(rows)
+    inspection.problems += [f"{path}: has no rows"] if not (rows or inspection.problems) else []
+    inspection.problems += missing_columns(path, rows, columns)
+    return inspection
 
 
-def _note_columns(found: Inspection, row: DataRow, columns: Columns) -> None:
+def _note_columns(inspection: Inspection, row: DataRow, columns: Columns) -> None:
     if row.problem is not None:
         return
     if value_at(row.values, column := answer_column(row.values, columns)) is not ABSENT:
-        found.answers[column] += 1
+        inspection.answers[column] += 1
     for name, value in row.values.items():
-        found.columns.setdefault(name, Counter())[type_of(value)] += 1
+        inspection.columns.setdefault(name, Counter())[type_of(value)] += 1
 
 
-def _note_task(found: Inspection, row: int, task: Task, first: dict[str, int]) -> None:
-    found.tasks.append(task)
-    found.prompts.setdefault(task.prompt, []).append(row)
+def _note_task(inspection: Inspection, row: int, task: Task, first: dict[str, int]) -> None:
+    inspection.tasks.append(task)
+    inspection.prompts.setdefault(task.prompt, []).append(row)
     if task.id in first:
         reason = f"id {cut(task.id)} is taken by row {first[task.id]}; ids must be unique"
-        found.taken.append(RowProblem(file=str(found.path), row=row, reason=reason))
+        inspection.taken.append(RowProblem(file=str(inspection.path), row=row, reason=reason))
     first.setdefault(task.id, row)
 
 
@@ -116,16 +116,16 @@ def type_of(value: Any) -> str:
 
 def lengths(counts: Sequence[int]) -> Lengths | None:
     """Statistics of how long prompts are, None if there are none."""
-    found = sorted(counts)
-    if not found:
+    ordered = sorted(counts)
+    if not ordered:
         return None
     return Lengths(
-        least=found[0],
-        median=_percentile(found, 50),
-        p95=_percentile(found, 95),
-        p99=_percentile(found, 99),
-        most=found[-1],
-        mean=sum(found) / len(found),
+        least=ordered[0],
+        median=_percentile(ordered, 50),
+        p95=_percentile(ordered, 95),
+        p99=_percentile(ordered, 99),
+        most=ordered[-1],
+        mean=sum(ordered) / len(ordered),
     )
 
 

@@ -59,7 +59,9 @@ def repair(value: Any) -> Any:
         return value.replace(CORRUPT, INTENDED) if CORRUPT in value else value
     if isinstance(value, list):
         items = [repair(item) for item in value]
-        return items if any(one is not other for one, other in zip(items, value, strict=True)) else value
+        return (
+            items if any(repaired is not original for repaired, original in zip(items, value, strict=True)) else value
+        )
     if isinstance(value, dict):
         fields = {key: repair(item) for key, item in value.items()}
         return fields if any(fields[key] is not item for key, item in value.items()) else value

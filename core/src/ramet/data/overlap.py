@@ -38,15 +38,15 @@ def overlaps(benchmark: Sequence[Task], training: Iterable[Task]) -> list[Overla
     words = [_words(task.question) for task in benchmark]
     equal: dict[Words, list[int]] = {}
     holders: dict[Words, set[int]] = {}  # run of words -> numbers of the benchmark's tasks
-    for number, found in enumerate(words):
-        equal.setdefault(found, []).append(number)
-        for run in _runs(found):
+    for number, task_words in enumerate(words):
+        equal.setdefault(task_words, []).append(number)
+        for run in _runs(task_words):
             holders.setdefault(run, set()).add(number)
     best: dict[int, tuple[float, str]] = {}
     for task in training:
-        found = _words(task.question)
-        shared = {number: 1.0 for number in equal.get(found, ())} if found else {}
-        hits = Counter(number for run in _runs(found) for number in holders.get(run, ()))
+        task_words = _words(task.question)
+        shared = {number: 1.0 for number in equal.get(task_words, ())} if task_words else {}
+        hits = Counter(number for run in _runs(task_words) for number in holders.get(run, ()))
         shared = {number: n / len(_runs(words[number])) for number, n in hits.items()} | shared
         for number, share in shared.items():
             if share >= SIMILAR and share > best.get(number, (0.0, ""))[0]:

@@ -68,8 +68,8 @@ class Sampler:
     def _next(self, held: set[int]) -> int | None:
         total = sum(stream.drawn for stream in self._streams.values()) + 1
         by_lack = sorted(self._streams, key=lambda name: self._streams[name].drawn - self.shares[name] * total)
-        found = (self._streams[name].draw(held) for name in by_lack)
-        return next((index for index in found if index is not None), None)
+        draws = (self._streams[name].draw(held) for name in by_lack)
+        return next((index for index in draws if index is not None), None)
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes, for JSON."""

@@ -85,31 +85,31 @@ def load_tasks(
     columns = columns or Columns()
     benchmarks = [path for path in paths if is_benchmark(path)]
     files, problems = find_files([path for path in paths if not is_benchmark(path)])
-    found = _Collected()
+    collected = _Collected()
     for path, prefix in zip(files, id_prefixes(files), strict=True):
-        left = None if limit is None else limit - len(found.tasks)
-        if left is None or left > 0:
-            problems += _collect(path, prefix, columns, left, found, check)
-    problems += _collect_benchmarks(benchmarks, build, limit, shares, found, check if check_benchmarks else None)
-    problems += _duplicates(found)
+        n_left = None if limit is None else limit - len(collected.tasks)
+        if n_left is None or n_left > 0:
+            problems += _collect(path, prefix, columns, n_left, collected, check)
+    problems += _collect_benchmarks(benchmarks, build, limit, shares, collected, check if check_benchmarks else None)
+    problems += _duplicates(collected)
     if on_bad_row == OnBadRow.ERROR:
-        problems += grouped(found.bad)
-    elif found.bad:
-        logger.warning("skipped %d of %d rows, the first: %s", len(found.bad), found.rows, found.bad[0])
+        problems += grouped(collected.bad)
+    elif collected.bad:
+        logger.warning("skipped %d of %d rows, the first: %s", len(collected.bad), collected.rows, collected.bad[0])
     raise_all(_shortened(problems))
-    if not found.tasks:
+    if not collected.tasks:
         raise ConfigError(
-            f"no tasks in {', '.join(map(str, paths)) or 'no files'}: {found.rows} rows, {len(found.bad)} bad"
+            f"no tasks in {', '.join(map(str, paths)) or 'no files'}: {collected.rows} rows, {len(collected.bad)} bad"
         )
-    if found.repaired:
-        logger.warning("repaired a corrupted \\boxed in %d of %d tasks", found.repaired, len(found.tasks))
+    if collected.repaired:
+        logger.warning("repaired a corrupted \\boxed in %d of %d tasks", collected.repaired, len(collected.tasks))
     return TaskSet(
-        tasks=found.tasks,
-        fingerprint=fingerprint(found.tasks),
-        skipped=len(found.bad),
-        repaired=found.repaired,
+        tasks=collected.tasks,
+        fingerprint=fingerprint(collected.tasks),
+        skipped=len(collected.bad),
+        repaired=collected.repaired,
         files=[*map(str, files), *benchmarks],
-        benchmarks=found.benchmarks,
+        benchmarks=collected.benchmarks,
     )
 
 
@@ -147,7 +147,7 @@ def read_tasks(path: Path, prefix: str, columns: Columns) -> Iterator[ReadRow]:
 
 
 def _collect(
-    path: Path, prefix: str, columns: Columns, limit: int | None, found: _Collected, check: CheckTask | None
+    path: Path, prefix: str, columns: Columns, limit: int | None, collected: _Collected, check: CheckTask | None
 ) -> list[str]:
     """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
     rows: list[DataRow] = []
@@ -166,14 +166,14 @@ def _collect(
             if read.task is None or problem is not None:
                 continue
             good += 1
-            found.tasks.append(read.task)
-            found.locations.append(read.location)
-            found.repaired += read.repaired
+            collected.tasks.append(read.task)
+            collected.locations.append(read.location)
+            collected.repaired += read.repaired
     except ConfigError as error:
         return [str(error)]
-    found.rows += len(rows)
+    collected.rows += len(rows)
     missing = missing_columns(path, rows, columns)
-    found.bad += [] if missing else bad  # a column that no row has would be reported once a row
+    collected.bad += [] if missing else bad  # a column that no row has would be reported once a row
     return missing
 
 
@@ -182,30 +182,30 @@ def _collect_benchmarks(
     build: Build | None,
     limit: int | None,
     shares: Mapping[str, int] | None,
-    found: _Collected,
+    collected: _Collected,
     check: CheckTask | None,
 ) -> list[str]:
     """Add the tasks of benchmarks, and what `check` finds as bad rows. Returns what is wrong with benchmarks."""
     problems = []
     for source in sources:
-        left = None if limit is None else limit - len(found.tasks)
-        if left is not None and left <= 0:
+        n_left = None if limit is None else limit - len(collected.tasks)
+        if n_left is not None and n_left <= 0:
             break
         try:
             if build is None:
                 raise ConfigError(f"{source}: benchmarks cannot be read here; name files")
-            name, tasks = read_benchmark(source, build, left, shares)
+            name, tasks = read_benchmark(source, build, n_left, shares)
         except ConfigError as error:
             problems.append(str(error))
             continue
         for number, task in enumerate(tasks, start=1):
             if check is not None and (reason := check(task)) is not None:
-                found.bad.append(RowProblem(file=source, row=number, reason=reason))
+                collected.bad.append(RowProblem(file=source, row=number, reason=reason))
                 continue
-            found.tasks.append(task)
-            found.locations.append(f"{source}, task {number}")
-            found.benchmarks[task.id] = name
-        found.rows += len(tasks)
+            collected.tasks.append(task)
+            collected.locations.append(f"{source}, task {number}")
+            collected.benchmarks[task.id] = name
+        collected.rows += len(tasks)
     return problems
 
 
@@ -226,15 +226,15 @@ def _expected(columns: Columns) -> dict[str, list[str]]:
     """Columns of which one must be there: prompt, answer, and optional ones that the user named."""
     defaults = Columns()
     named = {key: getattr(columns, key) for key in ("id", "data_source", "tools", "difficulty")}
-    chosen = {key: [name] for key, name in named.items() if name is not None and name != getattr(defaults, key)}
+    optional = {key: [name] for key, name in named.items() if name is not None and name != getattr(defaults, key)}
     answers = [FLAT_ANSWER, PUBLISHED_ANSWER] if columns.answer is None else [columns.answer]
-    return {"prompt": [columns.prompt], "answer": answers, **chosen}
+    return {"prompt": [columns.prompt], "answer": answers, **optional}
 
 
-def _duplicates(found: _Collected) -> list[str]:
+def _duplicates(collected: _Collected) -> list[str]:
     first: dict[str, str] = {}
     problems = []
-    for task, location in zip(found.tasks, found.locations, strict=True):
+    for task, location in zip(collected.tasks, collected.locations, strict=True):
         if task.id in first:
             problems.append(f"{location}: id {cut(task.id)} is taken by {first[task.id]}; ids must be unique")
         first.setdefault(task.id, location)

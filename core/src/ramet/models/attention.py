@@ -27,14 +27,14 @@ def attention_for(config: ModelConfig, device: torch.device, described: Pretrain
     """The name that transformers is given for a model on this device. Raises `ConfigError`."""
     if problems := check_attention(config, device=device.type):
         raise ConfigError(problems[0])
-    chosen = chosen_attention(config, device.type, plain=is_plain(described))
-    if chosen is Attention.VARLEN:
+    attention = chosen_attention(config, device.type, plain=is_plain(described))
+    if attention is Attention.VARLEN:
         if config.attention is Attention.AUTO and _is_old(device):
             return str(Attention.SDPA)
         ramet.models.varlen.register()
-    if chosen is Attention.FLEX:
+    if attention is Attention.FLEX:
         ramet.models.flex.register()
-    return str(chosen)
+    return str(attention)
 
 
 def chosen_attention(config: ModelConfig, device: str, *, plain: bool) -> Attention:
@@ -70,7 +70,7 @@ def check_attention(config: ModelConfig, *, device: str | None, described: Pretr
     if not missing and not unset:
         return []
     wanted = " and ".join([*missing, *unset])
-    can = (one for one in Attention if not _lacks(replace(config, attention=one), device, described))
+    can = (kind for kind in Attention if not _lacks(replace(config, attention=kind), device, described))
     problem = f"model.attention: {config.attention} needs {wanted}; allowed here: {', '.join(can)}"
     return [problem if unset or config.device == "cpu" else MissingHere(problem, missing="GPUs")]
 
@@ -85,16 +85,16 @@ def _missing_there(config: ModelConfig, device: str | None) -> list[str]:
 
 def _missing(attention: Attention, device: str) -> list[str]:
     """What this machine would have to have."""
-    found = [] if device == "cuda" or attention not in KNOWS_BORDERS else [f"a CUDA device instead of {device!r}"]
+    lacking = [] if device == "cuda" or attention not in KNOWS_BORDERS else [f"a CUDA device instead of {device!r}"]
     if attention is Attention.FLASH and not is_flash_attn_2_available():
-        found.append("the package flash-attn")
+        lacking.append("the package flash-attn")
     if attention is Attention.VARLEN and not has_varlen():
-        found.append("a torch with torch.nn.attention.varlen (2.13 has it)")
+        lacking.append("a torch with torch.nn.attention.varlen (2.13 has it)")
     if attention is Attention.FLEX and find_spec("triton") is None:
-        found.append("the package triton")
+        lacking.append("the package triton")
     if attention is Attention.FLEX and os.environ.get(COMPILER_OFF) == "1":
-        found.append(f"torch's compiler, which {COMPILER_OFF}=1 switches off in this process")
-    return found
+        lacking.append(f"torch's compiler, which {COMPILER_OFF}=1 switches off in this process")
+    return lacking
 
 
 def _is_old(device: torch.device) -> bool:
@@ -103,15 +103,15 @@ def _is_old(device: torch.device) -> bool:
 
 def _not_set(config: ModelConfig, described: PretrainedConfig | None) -> list[str]:
     """What the configuration, or the model itself, would have to be."""
-    found = []
+    lacking = []
     if config.attention in (Attention.FLASH, Attention.VARLEN) and config.dtype is not Dtype.BFLOAT16:
-        found.append(f"model.dtype=bfloat16 instead of {config.dtype}")
+        lacking.append(f"model.dtype=bfloat16 instead of {config.dtype}")
     if config.attention is Attention.FLEX and described is not None and _head(described) < SMALLEST_HEAD:
-        found.append(f"attention heads of at least {SMALLEST_HEAD} numbers instead of the model's {_head(described)}")
-    return found
+        lacking.append(f"attention heads of at least {SMALLEST_HEAD} numbers instead of the model's {_head(described)}")
+    return lacking
 
 
 def _head(described: PretrainedConfig) -> int:
     """Size of an attention head."""
-    own = getattr(described, "head_dim", None)
-    return int(own or described.hidden_size // described.num_attention_heads)
+    head_dim = getattr(described, "head_dim", None)
+    return int(head_dim or described.hidden_size // described.num_attention_heads)

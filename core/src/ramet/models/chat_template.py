@@ -61,12 +61,12 @@ class ChatTemplate:
                 f"model.chat_template: cannot render a conversation of roles {[row['role'] for row in rows]}: {reason}"
             ) from error
         assert isinstance(text, str)
-        given = sum(len(row["content"]) + len(str(row.get("tool_calls", ""))) for row in rows)
-        given += sum(len(str(tool.function)) for tool in tools)
-        if len(text) > (most := RENDERED_CHARS + RENDERED_RATIO * given):
+        source_chars = sum(len(row["content"]) + len(str(row.get("tool_calls", ""))) for row in rows)
+        source_chars += sum(len(str(tool.function)) for tool in tools)
+        if len(text) > (most := RENDERED_CHARS + RENDERED_RATIO * source_chars):
             raise ConfigError(
-                f"model.chat_template: makes {len(text)} characters of a conversation of {given}; at most {most} are "
-                "read"
+                f"model.chat_template: makes {len(text)} characters of a conversation of {source_chars}; at most {most} "
+                "are read"
             )
         return text
 
@@ -85,7 +85,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not take messages of roles {list(roles)}: {error}") from error
         texts, spelling = [], []
         for role, content in zip(roles, contents, strict=True):
-            spelled = next((one for one in (str, _in_json) if one(content) in rest), None)
+            spelled = next((spell for spell in (str, _in_json) if spell(content) in rest), None)
             if spelled is None:
                 raise ValueError(f"the chat template leaves out messages of role {role!r}")
             text, _, rest = rest.partition(spelled(content))
@@ -134,7 +134,7 @@ class ChatTemplate:
         shown = "".join(said.split())
         wanted = [str(message["content"]), *(str(call["function"]["name"]) for call in message["tool_calls"])]
         is_whole = whole.startswith(before) and whole.endswith(end)
-        return said if is_whole and all("".join(one.split()) in shown for one in wanted) else None
+        return said if is_whole and all("".join(part.split()) in shown for part in wanted) else None
 
     def special_tokens(self) -> re.Pattern[str]:
         """The special tokens that the template names or puts together (`'<|' + role + '|>'`), and those that begin or

@@ -58,12 +58,12 @@ def read_config(config: ModelConfig) -> PretrainedConfig | None:
     if not (Path(config.path) / "config.json").is_file():
         return None
     try:
-        found: PretrainedConfig = AutoConfig.from_pretrained(
+        described: PretrainedConfig = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError):
         return None
-    return found
+    return described
 
 
 def has_tokenizer(config: ModelConfig) -> bool:
@@ -178,20 +178,20 @@ def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | N
 
 def reads_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the chat template describes tools; True where that is unknown."""
-    found = template_variables(tokenizer)
-    return found is None or "tools" in found
+    variables = template_variables(tokenizer)
+    return variables is None or "tools" in variables
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Keys of `model.chat_template_kwargs` that would have no effect, or replace what the run itself sets."""
-    found = template_variables(tokenizer)
+    variables = template_variables(tokenizer)
     special = frozenset(tokenizer.special_tokens_map)
     problems = []
     for name in kwargs:
         if name in OURS | OF_RENDERING | special:
             problems.append(f"model.chat_template_kwargs.{name}: is set by the run itself; leave the key out")
-        elif found is not None and name not in found:
-            free = sorted(found - OURS - GIVEN - special)
+        elif variables is not None and name not in variables:
+            free = sorted(variables - OURS - GIVEN - special)
             problems.append(
                 f"model.chat_template_kwargs.{name}: the chat template reads no such variable; it reads: "
                 f"{', '.join(free) or 'none'}"

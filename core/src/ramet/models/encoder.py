@@ -101,8 +101,8 @@ class Encoder:
         while any(fence in message.content for message in messages):
             fence += "\ue000"
 
-        def placeholder(found: re.Match[str]) -> str:
-            spelled.append(found[0])
+        def placeholder(match: re.Match[str]) -> str:
+            spelled.append(match[0])
             return f"{fence}{len(spelled) - 1}{end}"
 
         fenced = [replace(message, content=self._chat.sub(placeholder, message.content)) for message in messages]

@@ -38,8 +38,8 @@ def _model_of(run: Path) -> str:
 def _close(folder: Path) -> str:
     """The folder beside it that may be meant."""
     beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-    found = get_close_matches(folder.name, beside, n=1)
-    return f". Did you mean {str(folder.parent / found[0])!r}?" if found else ""
+    close_names = get_close_matches(folder.name, beside, n=1)
+    return f". Did you mean {str(folder.parent / close_names[0])!r}?" if close_names else ""
 
 
 def _fetch(config: ModelConfig) -> str:

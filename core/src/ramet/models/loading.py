@@ -128,10 +128,10 @@ def load_model(config: ModelConfig, *, device: torch.device | None = None) -> Pr
 
 
 def _described(config: ModelConfig) -> PretrainedConfig:
-    found: PretrainedConfig = AutoConfig.from_pretrained(
+    described: PretrainedConfig = AutoConfig.from_pretrained(
         config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
     )
-    return found
+    return described
 
 
 def model_without_weights(config: ModelConfig) -> PreTrainedModel:
@@ -164,12 +164,12 @@ def load_generation_config(config: ModelConfig) -> GenerationConfig | None:
     if not file.is_file():
         return None
     try:
-        found: GenerationConfig = GenerationConfig.from_pretrained(config.path, local_files_only=True)
-        found.validate(strict=True)
+        generation_config: GenerationConfig = GenerationConfig.from_pretrained(config.path, local_files_only=True)
+        generation_config.validate(strict=True)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{file}: transformers does not write such a generation config: {reason}") from error
-    return found
+    return generation_config
 
 
 def resolve_device(config: ModelConfig) -> torch.device:

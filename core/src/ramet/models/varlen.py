@@ -54,19 +54,19 @@ def borders(position_ids: Tensor) -> Borders:
     return Borders(ends.int(), int(ends.diff().max()))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, own: Borders, seen: Borders, scaling: float) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, query_borders: Borders, seen: Borders, scaling: float) -> Tensor:
     """Sequences one after another, `[S, heads, D]` each; queries and keys may be of different lengths.
 
-    `own` are the borders of the queries, `seen` those of keys and values, of as many sequences. The last query of a
-    sequence sees all of its keys, and each before it one less. Returns `[S, heads, D]` of the queries.
+    `query_borders` are of the queries, `seen` of keys and values, of as many sequences. The last query of a sequence
+    sees all of its keys, and each before it one less. Returns `[S, heads, D]` of the queries.
     """
     return _kernel(
         query,
         key,
         value,
-        own.starts,
+        query_borders.starts,
         seen.starts,
-        own.longest,
+        query_borders.longest,
         seen.longest,
         scale=scaling,
         window_size=CAUSAL,
@@ -74,8 +74,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, own: Borders, seen: Border
     )
 
 
-def _attend_within(query: Tensor, key: Tensor, value: Tensor, own: Borders, scaling: float) -> Tensor:
-    return attend(query, key, value, own, own, scaling)
+def _attend_within(query: Tensor, key: Tensor, value: Tensor, both: Borders, scaling: float) -> Tensor:
+    return attend(query, key, value, both, both, scaling)
 
 
 def _kernel(*arguments: Any, **options: Any) -> Tensor:

@@ -58,7 +58,7 @@ class WeightFiles:
         """All tensors, whole, one at a time."""
         for file in sorted(set(self._files.values())):
             with _reported(self._folder), safe_open(file, framework="pt") as opened:
-                for name in (name for name, found in self._files.items() if found == file):
+                for name in (name for name, holder in self._files.items() if holder == file):
                     yield name, opened.get_tensor(name)
 
     def _named_files(self) -> list[Path]:

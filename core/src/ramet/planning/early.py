@@ -52,9 +52,9 @@ def _directory(config: Config, job: str) -> list[str]:
     path = Path(config.run.root) / name
     try:
         check_run_folder(path)
-        found = read_manifest(path / MANIFEST).job if (path / MANIFEST).exists() else job
+        recorded_job = read_manifest(path / MANIFEST).job if (path / MANIFEST).exists() else job
     except ConfigError as error:
         return [str(error)]
     except OSError:
         return []  # the error comes when it is opened
-    return [] if found == job else [f"the run directory holds a `ramet {found}` run, not `ramet {job}`"]
+    return [] if recorded_job == job else [f"the run directory holds a `ramet {recorded_job}` run, not `ramet {job}`"]

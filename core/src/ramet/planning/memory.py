@@ -191,7 +191,7 @@ def _reference(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
 
 def _added(*parts: Mapping[str, int]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for one in parts:
-        for name, size in one.items():
+    for part in parts:
+        for name, size in part.items():
             total[name] = total.get(name, 0) + size
     return total

@@ -219,8 +219,8 @@ def shared_mask(model: TrainedModel) -> int:
 
 def _masks(model: TrainedModel) -> bool:
     device = "cuda" if model.cuda else "cpu"
-    chosen = chosen_attention(model.config.model, device, plain=model.shape.shares_prefixes)
-    return chosen not in (Attention.VARLEN, Attention.FLEX)
+    attention = chosen_attention(model.config.model, device, plain=model.shape.shares_prefixes)
+    return attention not in (Attention.VARLEN, Attention.FLEX)
 
 
 def activations(model: TrainedModel) -> tuple[int, int]:
@@ -264,14 +264,14 @@ def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
     computing = {name: size for name, size in held.items() if name != OPTIMISER or not waiting}
     kept, block = activations(model)
     flight = _in_flight(model)
-    found = {
+    by_phase = {
         "output head": computing | {FLIGHT: flight["head"], ACTIVATIONS: kept, WORK: head_work(model)},
         "block": computing | {FLIGHT: flight["block"], ACTIVATIONS: kept, WORK: block},
         "embedding": computing | {FLIGHT: flight["ends"]},
     }
     if held:
-        found["optimiser step"] = held  # fused on a GPU, and a tensor at a time on a CPU: no copies
-    return found
+        by_phase["optimiser step"] = held  # fused on a GPU, and a tensor at a time on a CPU: no copies
+    return by_phase
 
 
 def _in_flight(model: TrainedModel) -> Mapping[str, int]:

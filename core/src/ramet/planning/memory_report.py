@@ -133,12 +133,15 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
     engine = plan.engine
     if engine is None or engine.cache >= engine.sequence:
         return []
-    given = getattr(plan.inputs.config.engine.params, "kv_cache_bytes", None)  # where it is set, nothing else counts
+    cache_bytes = getattr(
+        plan.inputs.config.engine.params, "kv_cache_bytes", None
+    )  # where it is set, nothing else counts
     more = "engine.params.gpu_memory_utilization or set engine.params.kv_cache_bytes"
     return [
         f"memory: the engine's keys and values get {gib(engine.cache)} GiB, and one rollout of "
         f"{longest_sequence(plan.inputs.config)} tokens takes {gib(engine.sequence)} GiB; raise "
-        f"{more if given is None else f'engine.params.kv_cache_bytes={given}'}, or lower rollout.max_response_tokens"
+        f"{more if cache_bytes is None else f'engine.params.kv_cache_bytes={cache_bytes}'}, or lower "
+        "rollout.max_response_tokens"
     ]
 
 
@@ -149,7 +152,7 @@ def _advice(plan: MemoryPlan) -> str:
         need = _again(plan.inputs, change.config).need
         if need < needs.get(change.key, (plan.need, change))[0]:
             needs[change.key] = need, change
-    best = sorted(needs.values(), key=lambda found: found[0])[:3]
+    best = sorted(needs.values(), key=lambda pair: pair[0])[:3]
     idle = _idle(plan)
     end = f"; {idle}" if idle else ""
     if not best:
@@ -160,18 +163,20 @@ def _advice(plan: MemoryPlan) -> str:
 
 def _together(plan: MemoryPlan) -> str:
     """Settings that fit together if one is not enough, those that alter what is learned last; empty if none do."""
-    chosen: dict[str, Change] = {}
-    while not _fits(plan) and len(chosen) < MOST:
-        others = [one for one in changes(plan) if one.key not in chosen and _allowed(plan, one)]
-        plans = [(_again(plan.inputs, one.config), one) for one in others]
+    combined: dict[str, Change] = {}
+    while not _fits(plan) and len(combined) < MOST:
+        others = [other for other in changes(plan) if other.key not in combined and _allowed(plan, other)]
+        plans = [(_again(plan.inputs, other.config), other) for other in others]
         lower = [pair for pair in plans if pair[0].need < plan.need]
         if not lower:
             return ""
-        plan, change = min([pair for pair in lower if pair[1].key not in LEARNED] or lower, key=lambda one: one[0].need)
-        chosen[change.key] = change
-    if len(chosen) < 2 or not _fits(plan):
+        plan, change = min(
+            [pair for pair in lower if pair[1].key not in LEARNED] or lower, key=lambda pair: pair[0].need
+        )
+        combined[change.key] = change
+    if len(combined) < 2 or not _fits(plan):
         return ""
-    return f"; together these fit: {' '.join(map(str, chosen.values()))} ({gib(plan.need)} GiB)"
+    return f"; together these fit: {' '.join(map(str, combined.values()))} ({gib(plan.need)} GiB)"
 
 
 def _fits(plan: MemoryPlan) -> bool:
@@ -189,8 +194,10 @@ def _allowed(plan: MemoryPlan, change: Change) -> bool:
     def problems(config: Config) -> set[str]:
         inputs = plan.inputs
         missing = inputs.machine.written is not None  # another machine may have what this one lacks
-        found = [one for one in check_cluster(config) if not (missing and isinstance(one, MissingHere))]
-        return {*found, *check_placement(config, inputs.machine, trains=inputs.trains)}
+        cluster_problems = [
+            problem for problem in check_cluster(config) if not (missing and isinstance(problem, MissingHere))
+        ]
+        return {*cluster_problems, *check_placement(config, inputs.machine, trains=inputs.trains)}
 
     return problems(change.config) <= problems(plan.inputs.config)
 

@@ -44,19 +44,19 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
     `ConfigError`.
     """
     if written is not None:
-        found = _WRITTEN.fullmatch(written)
-        if found is None or not all(map(float, filter(None, found.groups()[:3]))):
+        match = _WRITTEN.fullmatch(written)
+        if match is None or not all(map(float, filter(None, match.groups()[:3]))):
             raise ConfigError(
                 f"--on: {written!r} is no machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or "
                 "2x8x80GiB (GiB, GB, MiB)"
             )
-        nodes, size = int(found[1] or 1), int(float(found[3]) * UNITS[found[4].upper()])
+        nodes, size = int(match[1] or 1), int(float(match[3]) * UNITS[match[4].upper()])
         return Machine(
             cuda=True,
-            devices=nodes * int(found[2]),
+            devices=nodes * int(match[2]),
             device_bytes=size,
             written=written,
-            nodes=nodes if found[1] else None,
+            nodes=nodes if match[1] else None,
         )
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     device = resolve_device(config.model)
@@ -64,9 +64,14 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
         return Machine(cuda=False, devices=1, device_bytes=host, host_bytes=host)
     free = torch.cuda.mem_get_info(device)[0] if ask_free else None
     total = torch.cuda.get_device_properties(device).total_memory
-    known = None if config.cluster.address else torch.cuda.device_count()
+    n_devices = None if config.cluster.address else torch.cuda.device_count()
     return Machine(
-        cuda=True, devices=known, device_bytes=total, free_bytes=free, host_bytes=host, nodes=1 if known else None
+        cuda=True,
+        devices=n_devices,
+        device_bytes=total,
+        free_bytes=free,
+        host_bytes=host,
+        nodes=1 if n_devices else None,
     )
 
 

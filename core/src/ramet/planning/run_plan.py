@@ -106,7 +106,7 @@ def _in_use(path: Path) -> list[str]:
 
 def not_checked(missing: Sequence[MissingHere]) -> str:
     """What a plan for another machine could not find out on this one, which lacks something; empty if nothing."""
-    listed = [f"{one.missing}: {one.unchecked}" for one in missing if one.unchecked]
+    listed = [f"{problem.missing}: {problem.unchecked}" for problem in missing if problem.unchecked]
     return "\n".join(["because this machine has no", *listed]) if listed else ""
 
 
@@ -117,4 +117,6 @@ def model_in_words(config: Config, memory: MemoryPlan | str) -> str:
 
 def entries_in_words(entries: Entries) -> str:
     """`python, big (python)`: what is chosen, and what instances are instances of."""
-    return ", ".join(name if one.use is None else f"{name} ({one.use})" for name, one in entries.items()) or "none"
+    return (
+        ", ".join(name if entry.use is None else f"{name} ({entry.use})" for name, entry in entries.items()) or "none"
+    )

@@ -170,7 +170,7 @@ def read_manifest(path: Path) -> Manifest:
             raise ConfigError(f"{path}: format {values.get('format')!r}; this ramet reads format {FORMAT}")
         values.setdefault("id", "")  # of a run that began before ids were recorded; it gets one now
         values.setdefault("files", {})  # of one that began before these were
-        manifest = Manifest(**{one.name: values[one.name] for one in fields(Manifest)})
+        manifest = Manifest(**{known_field.name: values[known_field.name] for known_field in fields(Manifest)})
         manifest.plugins = [PluginRecord(**plugin) for plugin in values["plugins"]]
         manifest.data = {name: DataRecord(**record) for name, record in values["data"].items()}
         manifest.attempts = [Attempt(**attempt) for attempt in values["attempts"]]
@@ -184,10 +184,10 @@ def read_config(file: Path) -> DictConfig:
     text = file.read_text(encoding="utf-8")
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
         raise ValueError("holds YAML aliases, few of which may expand to millions of values; Ramet writes none")
-    found = OmegaConf.create(text)
-    if not isinstance(found, DictConfig):
+    config = OmegaConf.create(text)
+    if not isinstance(config, DictConfig):
         raise ValueError("holds no sections")
-    return found
+    return config
 
 
 def read_run(run: Path) -> SavedRun:
@@ -223,27 +223,27 @@ def input_files(resolved: Resolved) -> dict[str, str]:
     """sha256 by option, of files that decide what components give (their options have `input_files()`), and by key, of
     the code of objects that `ramet.api` was given.
     """
-    found: dict[str, str] = {}
-    for key, one in resolved.components.items():
+    hashes: dict[str, str] = {}
+    for key, component in resolved.components.items():
         group, _, name = key.partition(".")
-        given = load_plugins().given(group, one.use or name) if group in OBJECTS else None
-        if given is not None and (code := object_hash(given)) is not None:
-            found[key] = code
-        named: dict[str, str] = getattr(one.params, "input_files", dict)()
+        passed_object = load_plugins().given(group, component.use or name) if group in OBJECTS else None
+        if passed_object is not None and (code := object_hash(passed_object)) is not None:
+            hashes[key] = code
+        named: dict[str, str] = getattr(component.params, "input_files", dict)()
         if not isinstance(named, Mapping):
             raise PluginError(f"{key}: input_files of its options returned {named!r:.80}: return {{option: path}}")
         for option, path in named.items():
             if not Path(path).exists():
                 raise ConfigError(f"{key}.params.{option}: no file or folder {str(path)!r}")
-        found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
-    return found
+        hashes |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
+    return hashes
 
 
 def model_fingerprint(*paths: Path) -> str:
     """sha256 over files and the files of folders; of large files their size, beginning and end."""
     digest = hashlib.sha256()
-    for one in sorted(set(paths)):
-        for path in sorted(path for path in one.iterdir() if path.is_file()) if one.is_dir() else [one]:
+    for source in sorted(set(paths)):
+        for path in sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]:
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:
@@ -264,8 +264,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return None
     named = _git(folder, "config", "--includes", "--show-scope", "--name-only", "--get-regexp", r"^filter\.") or ""
     filters = (line.partition("\t") for line in named.splitlines())
-    own = [f"{name}=" for scope, _, name in filters if scope in ("local", "worktree")]
-    settings = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", *own)
+    of_repository = [f"{name}=" for scope, _, name in filters if scope in ("local", "worktree")]
+    settings = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", *of_repository)
     inert = [word for setting in settings for word in ("-c", setting)]
     status = ("status", "--porcelain", "--ignore-submodules=dirty")
     changed = _git(folder, "--no-optional-locks", *inert, *status)
@@ -281,13 +281,13 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _plugins() -> list[PluginRecord]:

@@ -83,8 +83,8 @@ def _foreign(path: Path) -> Iterator[str]:
     started = _is_lock(path / LOCK) and all((path / folder).is_dir() for folder in FOLDERS)
     for entry in os.scandir(path):
         if entry.name in FOLDERS and entry.is_dir(follow_symlinks=False):
-            own = IN_CHECKPOINTS if entry.name == "checkpoints" else TORN_ROLLOUTS
-            yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if not own.fullmatch(name))
+            allowed = IN_CHECKPOINTS if entry.name == "checkpoints" else TORN_ROLLOUTS
+            yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if not allowed.fullmatch(name))
         elif entry.name == LOCK:
             if not _is_lock(path / LOCK):
                 yield LOCK
@@ -121,5 +121,5 @@ def file_rights(*, private: bool) -> Iterator[None]:
 
 def umask() -> int:
     """Permissions that this process withholds from new files."""
-    os.umask(found := os.umask(0o077))
-    return found
+    os.umask(mask := os.umask(0o077))
+    return mask

@@ -67,13 +67,13 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
     """Return why `new` may not continue where `old` stopped. Allowed differences are logged."""
     if old.manifest.job != new.manifest.job:
         return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
-    found = changes(old, new)
-    refused = _refused(found, allow=allow) if old.saved else []
+    differences = changes(old, new)
+    refused = _refused(differences, allow=allow) if old.saved else []
     if refused:
         return refused
-    for text in found.safe:
+    for text in differences.safe:
         logger.info("resume with a change: %s", text)
-    for text in found.harmful:
+    for text in differences.harmful:
         if old.saved:
             logger.warning("resume with a change that alters the numbers: %s", text)
         else:
@@ -81,35 +81,35 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
     return []
 
 
-def _refused(found: Changes, *, allow: bool) -> list[str]:
-    fatal = [f"{text}; {why}" for text, why in found.fatal.items()]
+def _refused(differences: Changes, *, allow: bool) -> list[str]:
+    fatal = [f"{text}; {why}" for text, why in differences.fatal.items()]
     if allow:
         return fatal
     return [*fatal, *(f"{text}; resuming would mix two runs: undo it, choose another run.name, or set "
-                      "run.allow_config_change=true" for text in found.risky)]  # fmt: skip
+                      "run.allow_config_change=true" for text in differences.risky)]  # fmt: skip
 
 
 def changes(old: RunState, new: RunState) -> Changes:
     """Sort what differs between two states of the same job by what a resume makes of it."""
-    job, found = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
+    job, differences = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
     for key, before, after in config_differences(old.config, new.config):
         if _means_the_same(key, before, after):
             continue
         text = GONE[key].change(key, before) if key in GONE else f"{key} was {before}, is {after}"
         if job == "train" and resume_of(key) is Resume.ORDER:
-            found.fatal[text] = (
+            differences.fatal[text] = (
                 "it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo it, or "
                 "choose another run.name"
             )
         elif is_safe(job, key, before, after) and not _matters_here(key, old.config, new.config):
-            found.safe.append(text)
+            differences.safe.append(text)
         else:
-            found.risky.append(text)
-    found.risky += _other_changes(old.manifest, new.manifest)
+            differences.risky.append(text)
+    differences.risky += _other_changes(old.manifest, new.manifest)
     if _keep_best(old.config) == _keep_best(new.config) is not None:
-        found.risky += _valid_changes(old.manifest, new.manifest)
-    found.risky += _code_changes(old, new.manifest)
-    return found
+        differences.risky += _valid_changes(old.manifest, new.manifest)
+    differences.risky += _code_changes(old, new.manifest)
+    return differences
 
 
 def _means_the_same(key: str, before: Any, after: Any) -> bool:
@@ -170,8 +170,8 @@ def _matters_here(key: str, old: str, new: str) -> bool:
 
 
 def _keep_best(config: str) -> str | None:
-    found = _flat(config).get("train.keep_best")
-    return None if found is None else str(found)
+    metric = _flat(config).get("train.keep_best")
+    return None if metric is None else str(metric)
 
 
 def _is_more(before: Any, after: Any) -> bool:
@@ -219,10 +219,10 @@ def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
 def _code_changes(old: RunState, new: Manifest) -> Iterator[str]:
     """Plugins that the run uses, in the same version with other code. Others may be worked on while it runs."""
     after = {plugin.name: plugin for plugin in new.plugins}
-    chosen = OmegaConf.create(old.config)
+    config = OmegaConf.create(old.config)
     for before in old.manifest.plugins:
         now = after.get(before.name)
-        if now is None or before.version != now.version or not _uses(chosen, before):
+        if now is None or before.version != now.version or not _uses(config, before):
             continue
         if before.code and now.code and before.code != now.code:
             who = f"code of plugin {before.name} ({before.release})"

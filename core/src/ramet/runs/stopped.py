@@ -107,11 +107,11 @@ def resumable(resolved: Resolved, name: str) -> Iterator[None]:
 
 def resume_command(resolved: Resolved, name: str) -> str:
     """The shell command that resumes this run, in the current working directory. Of a repeated key the last counts."""
-    given = {text.partition("=")[0].lstrip("+~"): text for text in resolved.overrides}
-    given.pop("run.name", None)
+    last_by_key = {text.partition("=")[0].lstrip("+~"): text for text in resolved.overrides}
+    last_by_key.pop("run.name", None)
     folder = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
     trusted = [word for file in resolved.trusted for word in (TRUST, str(file))]
-    command = shlex.join(["ramet", resolved.job, *folder, *trusted, *given.values(), f"run.name={name}"])
+    command = shlex.join(["ramet", resolved.job, *folder, *trusted, *last_by_key.values(), f"run.name={name}"])
     return " ".join([*_plugin_variables(), command])
 
 

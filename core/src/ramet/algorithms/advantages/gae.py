@@ -43,13 +43,15 @@ class Gae:
         sums = torch.zeros(5, dtype=torch.float64, device=mask.device)
         for rows in row_blocks(mask):
             sampled = mask[rows].double()
-            known = values[rows].double().mul_(sampled)  # V, 0 on inserted tokens and padding
+            block_values = values[rows].double().mul_(sampled)  # V, 0 on inserted tokens and padding
             token_rewards = None if batch.token_rewards is None else batch.token_rewards[rows]
-            found = self._advantages(mask[rows], known, batch.rewards[rows], token_rewards).mul_(sampled)
-            advantages[rows] = found
-            total, squares = found.sum(), torch.linalg.vector_norm(found) ** 2
-            returns[rows] = found.add_(known)  # R = A + V, in the memory of A
-            sums += torch.stack([sampled.sum(), total, squares, known.sum(), found.sum()])
+            block_advantages = self._advantages(mask[rows], block_values, batch.rewards[rows], token_rewards).mul_(
+                sampled
+            )
+            advantages[rows] = block_advantages
+            total, squares = block_advantages.sum(), torch.linalg.vector_norm(block_advantages) ** 2
+            returns[rows] = block_advantages.add_(block_values)  # R = A + V, in the memory of A
+            sums += torch.stack([sampled.sum(), total, squares, block_values.sum(), block_advantages.sum()])
         if self.config.whiten:
             whiten_in_place(advantages, mask, *sums[:3])
         n, _, _, sum_of_values, sum_of_returns = sums.tolist()

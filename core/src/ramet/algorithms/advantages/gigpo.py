@@ -92,11 +92,11 @@ def _states(batch: AdvantageInputs, row: Tensor, turn: Tensor, first: Tensor) ->
     names = torch.stack([torch.zeros_like(row), batch.group_ids[row], before], dim=1)
     if batch.state_ids is not None:
         missing = max(0, int(turn.max()) + 1 - batch.state_ids.shape[1])
-        given = torch.nn.functional.pad(batch.state_ids, (0, missing), value=-1)[row, turn]
-        named = torch.stack([torch.ones_like(row), batch.group_ids[row], given], dim=1)
-        names = torch.where((given >= 0)[:, None], named, names)
-    found: tuple[Tensor, Tensor] = torch.unique(names, dim=0, return_inverse=True)
-    return found[1]
+        ids = torch.nn.functional.pad(batch.state_ids, (0, missing), value=-1)[row, turn]
+        named = torch.stack([torch.ones_like(row), batch.group_ids[row], ids], dim=1)
+        names = torch.where((ids >= 0)[:, None], named, names)
+    unique: tuple[Tensor, Tensor] = torch.unique(names, dim=0, return_inverse=True)
+    return unique[1]
 
 
 def _turn_rewards(batch: AdvantageInputs, turns: _Turns) -> Tensor:
@@ -106,9 +106,9 @@ def _turn_rewards(batch: AdvantageInputs, turns: _Turns) -> Tensor:
     last.scatter_reduce_(0, turns.row, turns.turn, "amax")
     by_turn = rewards.new_zeros(n, turns.count)
     if batch.turn_rewards is not None:
-        given = batch.turn_rewards.double().nan_to_num()
-        width = min(given.shape[1], turns.count)
-        by_turn[:, :width] = given[:, :width]
+        turn_rewards = batch.turn_rewards.double().nan_to_num()
+        width = min(turn_rewards.shape[1], turns.count)
+        by_turn[:, :width] = turn_rewards[:, :width]
     rest = rewards - by_turn.sum(1)
     by_turn.scatter_add_(1, last[:, None], rest[:, None])
     if batch.token_rewards is not None:

@@ -14,9 +14,9 @@ VARIANCE_EPS = 1e-8
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """`values` `[N, T]` as float32 with mean 0 and variance 1 over the mask, 0 outside it."""
-    chosen = values.double()[mask]
+    masked = values.double()[mask]
     out = values.float().clone()
-    whiten_in_place(out, mask, torch.tensor(float(len(chosen))), chosen.sum(), torch.linalg.vector_norm(chosen) ** 2)
+    whiten_in_place(out, mask, torch.tensor(float(len(masked))), masked.sum(), torch.linalg.vector_norm(masked) ** 2)
     return out
 
 

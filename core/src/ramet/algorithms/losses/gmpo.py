@@ -32,8 +32,8 @@ class Gmpo:
         config, sign = self.config, torch.sign(batch.advantages)
         difference = batch.logprobs - batch.old_logprobs
         clipped = difference.clamp(-config.clip_low, config.clip_high)
-        chosen = sign * torch.minimum(sign * difference, sign * clipped)
-        ratio = unit_means(chosen, batch.mask, batch.sequence_ids).clamp(-LIMIT, LIMIT).exp()
+        pessimistic = sign * torch.minimum(sign * difference, sign * clipped)
+        ratio = unit_means(pessimistic, batch.mask, batch.sequence_ids).clamp(-LIMIT, LIMIT).exp()
         metrics = {
             "clip_fraction": (sign * clipped < sign * difference).float(),
             "approx_kl": -difference.detach(),
