@@ -60,7 +60,7 @@ def end_with_owner() -> None:
 
 
 def end_by_parent_alone() -> None:
-    """From now on SIGTERM ends this process only if its parent has sent it.
+    """Have SIGTERM end this process, from now on, only if its parent has sent it.
 
     What stops a run (a job system, `timeout`, a shell) may send SIGTERM to every process of it. Its main process
     saves and ends the others; those must not end before. Called in the main thread of a process that was started with
@@ -137,7 +137,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _started(pid: int) -> str | None:
-    """When it started, in ticks since the machine did; None if it has ended. Two processes with one id differ in it."""
+    """Start of the process in ticks since that of the machine; None if it ended. Processes of one id differ in it."""
     fields = _stat(pid)
     return fields[19] if fields else None
 

@@ -1,4 +1,4 @@
-"""From per-token losses to one number, by counts over the whole optimiser step.
+"""Aggregation of per-token losses to one number, by counts over the whole optimiser step.
 
 Every mode is a weighted sum of per-token losses whose weights need only global counts. So micro-batches and ranks can
 be added up however the batch is cut, and the gradient does not depend on how sequences were packed.

@@ -56,7 +56,7 @@ class Spread:
     largest: float
 
     def exceeds(self, threshold: Threshold) -> bool:
-        """Also if the difference is not a number."""
+        """Whether the difference is above the threshold, or not a number."""
         value = self.largest if threshold.statistic is Statistic.LARGEST else self.p99
         return not value <= threshold.value
 

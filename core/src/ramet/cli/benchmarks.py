@@ -67,7 +67,7 @@ class Chosen:
         return self._all_chosen or any(key.startswith(f"benchmarks.{name}.") for key in self._resolved.set_by_user)
 
     def in_words(self, name: str, problem: Exception) -> str:
-        """In one line, with the keys of this instance."""
+        """Describe the problem in one line, with the keys of this instance."""
         use = self._resolved.config.benchmarks[name].use or name
         lines = renamed(str(problem), f"benchmarks.{use}", f"benchmarks.{name}").splitlines()
         return "; ".join(" ".join(line.split()) for line in lines if line.strip())

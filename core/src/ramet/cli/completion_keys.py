@@ -27,7 +27,7 @@ class Keys:
 
     @classmethod
     def of(cls, job: str, words: Sequence[str]) -> Keys:
-        """With the choices among the words (`tools=[python]`), if they compose; else without."""
+        """Return the keys with the choices among the words (`tools=[python]`), if they compose; else without."""
         choices = [word.strip("'\"") for word in words if word.strip("'\"").partition("=")[0] in GROUPS]
         try:
             return cls(job, layers(choices, job=job).tree)

@@ -1,4 +1,4 @@
-"""From configuration to objects: the components that a run names, built through the registries."""
+"""Objects from configuration: the components that a run names, built through the registries."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def needs_rewards(policy: BranchPolicy) -> bool:
 
 
 async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices) -> None:
-    """Before the first score. Raises as `start_component` does."""
+    """Start the rewards, before the first score. Raises as `start_component` does."""
     for reward in rewards:
         who = f"reward {reward.name!r} of plugin {reward.plugin!r}"
         await start_component(reward.reward, who, services.of(f"rewards.{reward.name}"))

@@ -49,7 +49,7 @@ class TorchBuilder:
     loads_weights = True
 
     def check(self, config: Config) -> list[str]:
-        """It has an attention of its own, but loads the model with the one that is configured."""
+        """Check `model.attention`: the engine has one of its own, but loads the model with the configured one."""
         device = None if config.cluster.address is not None else device_kind(config.model)
         return check_attention(config.model, device=device, described=read_config(config.model))
 

@@ -48,7 +48,7 @@ class Toolbox:
         return {name: tuple(schemas[tool] for tool in tools) for name, tools in self.sets.items()}
 
     async def close_sets(self) -> None:
-        """To be called after a rollout worker has closed the tools. Never raises: the run is over."""
+        """Close the sets, after a rollout worker has closed the tools. Never raises: the run is over."""
         for name, tool_set in self.opened:
             await close_component(tool_set, f"tool set {name}")
         self.opened.clear()
@@ -192,7 +192,7 @@ class ToolNames:
 
 
 def tool_names(config: Config) -> ToolNames:
-    """Before the start: sets are opened for their schemas, and closed again. Raises as `open_tools` does."""
+    """Return the names before the start: sets are opened for them, and closed again. Raises as `open_tools` does."""
 
     async def find() -> ToolNames:
         with tempfile.TemporaryDirectory(prefix="ramet-tools-") as folder:

@@ -36,7 +36,7 @@ class ChatMarkup(StrEnum):
 
 
 class Order(StrEnum):
-    """In which order a pass over the training data takes its tasks."""
+    """The order in which a pass over the training data takes its tasks."""
 
     SHUFFLED = "shuffled"  # by the seed
     CURRICULUM = "curriculum"  # from easy to hard; equally hard ones are shuffled

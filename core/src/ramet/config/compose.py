@@ -158,7 +158,7 @@ def _leave_to_instances(request: JobRequest) -> dict[str, tuple[list[str], list[
 def _choose_written(
     tree: DictConfig, aside: Mapping[str, tuple[list[str], list[str]]], catalog: Catalog
 ) -> dict[str, list[str]]:
-    """Where a choice names instances that files define, leave out those that it does not name.
+    """Leave out instances that files define and that the choice, which names such instances, does not name.
 
     Returns by group the problems of names that no file defines.
     """

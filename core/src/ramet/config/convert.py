@@ -1,4 +1,4 @@
-"""From the composed configuration to dataclasses: typed options, values resolved, every problem at once."""
+"""Conversion of the composed configuration to dataclasses: typed options, values resolved, every problem at once."""
 
 from __future__ import annotations
 

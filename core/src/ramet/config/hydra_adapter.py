@@ -126,7 +126,7 @@ def shipped_recipes() -> Path | None:
 
 @contextmanager
 def running(config_dir: Path | None) -> Iterator[None]:
-    """Within it `compose_tree`, `layers_of` and `names_of` work. `config_dir` holds more presets and experiments."""
+    """Start Hydra for `compose_tree`, `layers_of` and `names_of`. `config_dir` holds more presets and experiments."""
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir: no directory {str(config_dir)!r} (working directory: {Path.cwd()})")
     token = _config_dir.set(config_dir)
@@ -354,7 +354,7 @@ def sweep(overrides: Sequence[str], point: Callable[[int, list[str]], None], *, 
 
 @contextmanager
 def _without_hydra() -> Iterator[None]:
-    """Within a point of a sweep: `compose` starts Hydra itself, which allows one at a time."""
+    """Suspend Hydra within a point of a sweep: `compose` starts Hydra itself, which allows one at a time."""
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

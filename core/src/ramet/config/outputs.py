@@ -1,4 +1,4 @@
-"""Where a job would write, against what it reads: an output that is an input, or a folder around one, is refused.
+"""Check of a job's outputs against its inputs: an output that is an input, or a folder around one, is refused.
 
 Nothing is compared by name alone: links are followed first, and a pattern means the files that it matches.
 """
@@ -65,7 +65,7 @@ def _touches(output: Path, path: Path) -> str | None:
 
 
 def _same(first: Path, other: Path) -> bool:
-    """Also under names that a file system takes for the same, and where it is mounted twice."""
+    """Whether two paths are one file, also under names that a file system takes for the same, or mounted twice."""
     try:
         return first == other or first.samefile(other)
     except OSError:  # one of them is not there

@@ -1,4 +1,4 @@
-"""Where a value comes from: the schema and files that a configuration was composed of, and what the user typed.
+"""Origins of a value: the schema and files that a configuration was composed of, and what the user typed.
 
 Later layers win. Values are shown as they were written: an interpolation stays one, so no secret is read.
 """

@@ -114,7 +114,7 @@ class SweptOverrides:
     typed: tuple[str, ...]
 
     def for_hydra(self) -> list[str]:
-        """Its own keys, and what is swept. Raises `ConfigError` for what cannot be read."""
+        """Return Hydra's own keys, and what is swept. Raises `ConfigError` for what cannot be read."""
         of_hydra = [text for text in self.typed if text.lstrip("+").startswith("hydra")]
         swept = [(name, self._last[key]) for name, key in self._names.items()]
         globs = [text for text in self._last.values() if _is_glob(parse(text))]

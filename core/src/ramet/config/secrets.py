@@ -51,7 +51,7 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 
 def remember_environment(texts: Iterable[str]) -> None:
-    """From now on `hide` knows the values of the variables that these texts name."""
+    """Have `hide` know, from now on, the values of the variables that these texts name."""
     for text in texts:
         for name in _VARIABLE.findall(text):
             value = os.environ.get(name, "")

@@ -1,4 +1,4 @@
-"""Which groups a configuration has, and what every command knows of it. Imports nothing heavy: each command does."""
+"""Groups that a configuration has, and what every command knows of it. Imports nothing heavy: each command does."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ GROUPS = (*(group.name for group in COMPONENTS), CLUSTER, *PRESETS)
 
 
 def without_model(overrides: Sequence[str]) -> list[str]:
-    """These keys for a command that needs no model: with an empty path, unless they may name one."""
+    """Return these keys for a command that needs no model: with an empty path, unless they may name one."""
     names_one = any(text.lstrip("+").startswith(("model.path=", "experiment=")) for text in overrides)
     return [*overrides] if names_one else [*overrides, NO_MODEL]

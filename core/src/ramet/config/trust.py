@@ -23,7 +23,7 @@ _trusted: ContextVar[tuple[Path, ...]] = ContextVar("trusted_recipes", default=(
 
 @contextmanager
 def trusting(files: Iterable[Path]) -> Iterator[None]:
-    """Inside it configurations may be composed of these files too. Raises `ConfigError` for one that is not there."""
+    """Trust these files in the block: configurations may hold them too. Raises `ConfigError` for an absent one."""
     added = tuple(files)
     for file in added:
         if not file.is_file():

@@ -52,7 +52,7 @@ class Inspection:
 
     @property
     def tools(self) -> Counter[tuple[str, ...] | None]:
-        """Which tools the tasks allow; None: all that are configured."""
+        """The tools that the tasks allow; None: all that are configured."""
         return Counter(task.tools for task in self.tasks)
 
     @property

@@ -1,4 +1,4 @@
-"""Which questions of a benchmark are in training data: the same words, or most of the same runs of words.
+"""Questions of a benchmark that are in training data: the same words, or most of the same runs of words.
 
 Case, punctuation and spaces do not count, each Chinese or Japanese character is a word. Two questions are *similar* if
 at least half of the runs of 8 words of the benchmark's are in one training question. (GPT-3 looked for runs of 13,
@@ -34,7 +34,7 @@ class Overlap:
 
 
 def overlaps(benchmark: Sequence[Task], training: Iterable[Task]) -> list[Overlap]:
-    """In the order of the benchmark; each of its tasks at most once."""
+    """Return the overlaps in the order of the benchmark; each of its tasks at most once."""
     words = [_words(task.question) for task in benchmark]
     equal: dict[Words, list[int]] = {}
     holders: dict[Words, set[int]] = {}  # run of words -> numbers of the benchmark's tasks

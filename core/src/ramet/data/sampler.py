@@ -1,4 +1,4 @@
-"""Which tasks are drawn next. Deterministic, with a small state: a resumed run sees the tasks that it would have seen.
+"""Order of tasks. Deterministic, with a small state: a resumed run sees the tasks that it would have seen.
 
 Epochs follow each other without a gap; a step may span two. Within an epoch no task comes twice and none is lost; a
 step never holds a task twice either (its rollouts would be keyed alike): a task whose turn comes again in a step that

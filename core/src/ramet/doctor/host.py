@@ -47,7 +47,7 @@ def _versions() -> Finding:
 
 
 def _installed(name: str) -> str | None:
-    """Its version. Builds for other hardware are distributions of other names."""
+    """Return the version of the package. Builds for other hardware are distributions of other names."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -151,7 +151,7 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
 
 
 def _mcp_servers(config: Config) -> Iterator[Finding]:
-    """They are not started: that may be slow, and a run does it before anything else."""
+    """Check the programs of servers without starting them: that may be slow, and a run begins with it."""
     servers = {name: tool.params for name, tool in config.tools.items() if isinstance(tool.params, McpConfig)}
     if servers and importlib.util.find_spec("mcp") is None:
         yield _found("mcp", "the package is not installed", Severity.PROBLEM, "pip install 'ramet[mcp]'")

@@ -133,6 +133,6 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 def _hidden(finding: Finding) -> Finding:
-    """Without keys, whatever the check wrote."""
+    """Hide keys, whatever the check wrote."""
     fix = None if finding.fix is None else hide(finding.fix)
     return Finding(what=finding.what, severity=finding.severity, text=hide(finding.text), fix=fix)

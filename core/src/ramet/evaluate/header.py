@@ -41,7 +41,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Between an earlier header and the current one."""
+    """Differences between an earlier header and the current one."""
 
     other: list[str]  # dotted names of what makes it another evaluation
     risky: list[str]  # changes that may change the numbers

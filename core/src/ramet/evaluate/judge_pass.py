@@ -110,7 +110,7 @@ def _decisive(resolved: Resolved, name: str) -> dict[str, Any]:
 
 
 def _as_compared(options: Any) -> Any:
-    """Without what changes no verdict of a judge: where its server is, as long as the model is named, and patience."""
+    """Leave out what changes no verdict: where the judge's server is, as long as the model is named, and patience."""
     params = options.get("params") if isinstance(options, Mapping) else None
     if not isinstance(params, Mapping):
         return options

@@ -71,6 +71,6 @@ class ResumableLines:
         return body
 
     def _begins_with_header(self) -> bool:
-        """Also of a file that a kill has cut off in its first line."""
+        """Whether the first line is a header, also of a file that a kill has cut off in its first line."""
         with self.path.open("rb") as file:
             return BEGINNING.startswith(file.read(len(BEGINNING)))

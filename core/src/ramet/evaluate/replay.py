@@ -184,7 +184,7 @@ async def _scored(name: str, benchmark: Benchmark, group: Group, stored: TaskRes
 
 
 async def _as_stored(name: str, benchmark: Benchmark, group: Group, stored: TaskResult) -> TaskResult:
-    """With the scores of the file, of a judge that Ramet's client did not ask."""
+    """Return the result with the scores of the file, of a judge that Ramet's client did not ask."""
     return task_result(
         name,
         group,
@@ -212,7 +212,7 @@ class _Judge:
     async def difference(
         self, reward: WeightedReward, groups: Iterable[tuple[str, Group]], services: RunServices
     ) -> str | None:
-        """In words; None: the same verdicts."""
+        """Return the difference in words; None: the same verdicts."""
         await start_rewards([reward], services)
         try:
             changed = await self._changed(reward, groups)

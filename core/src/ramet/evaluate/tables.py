@@ -49,7 +49,7 @@ class TextTable:
 
 
 def print_tables(tables: Iterable[TextTable]) -> None:
-    """On stdout."""
+    """Print the tables on stdout."""
     console = PipeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
     for table in (cells.rich() for cells in tables):
         if Measurement.get(console, console.options.update(max_width=WIDE), table).maximum > console.width:

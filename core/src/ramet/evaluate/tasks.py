@@ -78,14 +78,14 @@ class TaskResult:
         return tuple(number for number in range(k) if number not in judged)
 
     def superseded(self, by: TaskResult) -> TaskResult:
-        """With the rollouts of `by`, also instead of those with the same numbers."""
+        """Return the result with the rollouts of `by`, also instead of those with the same numbers."""
         newer = {rollout.id: rollout for rollout in by.rollouts}
         merged = {rollout.id: rollout for rollout in self.rollouts} | newer
         return replace(self, rollouts=tuple(merged[id] for id in sorted(merged, key=int)))
 
     def without_texts(self) -> TaskResult:
-        """Only what statistics read, which is a small part of it: without prompt, responses, arguments of calls and
-        what models were asked.
+        """Return only what statistics read, a small part: without prompt, responses, arguments of calls and what models
+        were asked.
         """
         return replace(self, prompt="", gold=(), rollouts=tuple(rollout.without_texts() for rollout in self.rollouts))
 
@@ -139,7 +139,7 @@ def task_result(benchmark: str, group: Group, judged: Sequence[Judgement]) -> Ta
 
 
 def group_record(group: Group, scores: Sequence[Mapping[str, float | None]], metric: str) -> GroupRecord:
-    """With the scores of the benchmark; the main one is the reward."""
+    """Return the group's record with the scores of the benchmark; the main one is the reward."""
     scored = tuple(
         ScoredRollout(
             rollout=rollout,

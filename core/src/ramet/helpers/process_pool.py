@@ -46,7 +46,7 @@ class ProcessLost(Exception):
 
 
 class ProcessPool:
-    """Up to `size` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed, replaced when they ended.
+    """Pool of at most `size` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed and replaced.
 
     `deadline_s` is wall time. A module that calls `Caller.prepared` has `prepare_s` until then, and `deadline_s` from
     then on. `environment`: of the processes; None: this process's. A process is replaced after `most_requests`.

@@ -46,7 +46,7 @@ def os_error_text(error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Around writing `path`, a file or a folder of files: an `OSError` of the block that names no file names `path`.
+    """Have an `OSError` of the block that names no file name `path`, the file or folder that is written.
 
     What safetensors and torch raise if a file cannot be written is raised as such an `OSError`.
     """
@@ -82,7 +82,7 @@ def _os_error(error: BaseException, path: Path) -> OSError | None:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """On the disk of `path`, which need not be there yet."""
+    """Return the free bytes on the disk of `path`, which need not be there yet."""
     there = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), None)
     with contextlib.suppress(OSError):
         return None if there is None else shutil.disk_usage(there).free

@@ -50,7 +50,7 @@ def kind_of(record: logging.LogRecord) -> str | None:
 
 
 def is_shown(record: logging.LogRecord) -> bool:
-    """On the console."""
+    """Whether the record is shown on the console."""
     number = getattr(record, _NUMBER, 1)
     return bool(number == 1 or number % EVERY == 0)
 

@@ -1,4 +1,4 @@
-"""Which attention a model is loaded with (`model.attention`), and what each of them needs."""
+"""The attention that a model is loaded with (`model.attention`), and what each of them needs."""
 
 from __future__ import annotations
 

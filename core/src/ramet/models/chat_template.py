@@ -65,8 +65,8 @@ class ChatTemplate:
         source_chars += sum(len(str(tool.function)) for tool in tools)
         if len(text) > (most := RENDERED_CHARS + RENDERED_RATIO * source_chars):
             raise ConfigError(
-                f"model.chat_template: makes {len(text)} characters of a conversation of {source_chars}; at most {most} "
-                "are read"
+                f"model.chat_template: makes {len(text)} characters of a conversation of {source_chars}; "
+                f"at most {most} are read"
             )
         return text
 

@@ -161,7 +161,7 @@ class _Coder(Protocol):
 
 
 class _Python:
-    """Through the tokenizer's own methods: for tokenizers written in Python, and those that change encoding there."""
+    """Encode by the tokenizer's own methods: for tokenizers written in Python, and those that change encoding there."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer

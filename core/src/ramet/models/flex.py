@@ -84,7 +84,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: 
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    """Once for all lengths: a kernel for each would be compiled at nearly every pass."""
+    """Compile once for all lengths: a kernel for each would be compiled at nearly every pass."""
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -43,7 +43,7 @@ def _close(folder: Path) -> str:
 
 
 def _fetch(config: ModelConfig) -> str:
-    """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
+    """Say how to fetch a model of the Hugging Face hub, since nothing is ever downloaded here."""
     if not HUB_NAME.fullmatch(config.path) or Path(config.path).parent.is_dir():
         return ""
     return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"

@@ -83,14 +83,14 @@ def _note_missing_pad(folder: str) -> None:
 
 
 def _check_vocabulary_files(tokenizer: PreTrainedTokenizerBase, folder: Path, key: str) -> None:
-    """Where there is none, transformers makes an empty tokenizer of the class that belongs to the model."""
+    """Raise `ConfigError` without any: transformers would make an empty tokenizer of the model's class."""
     names = list(dict.fromkeys(tokenizer.vocab_files_names.values()))
     if names and not any((folder / name).is_file() for name in names):
         raise ConfigError(f"{key}: {str(folder)!r} holds no tokenizer; looked for {', '.join(names)}")
 
 
 def _is_invented(token: str, folder: Path) -> bool:
-    """Where the files name no token, transformers gives its class's default a new id, which no model was taught."""
+    """Whether the files do not name the token: transformers gives its class's default a new, untrained id."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return False

@@ -26,7 +26,7 @@ CAUSAL = (-1, 0)  # the window: all positions before, none after
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Where the n sequences of the flat `[B * S]` begin and end, and the length of the longest."""
+    """Begin and end of the n sequences in the flat `[B * S]`, and the length of the longest."""
 
     starts: Tensor  # [n + 1] int32; the last is B * S
     longest: int
@@ -55,7 +55,7 @@ def borders(position_ids: Tensor) -> Borders:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, query_borders: Borders, seen: Borders, scaling: float) -> Tensor:
-    """Sequences one after another, `[S, heads, D]` each; queries and keys may be of different lengths.
+    """Attend in sequences that follow one another, `[S, heads, D]` each; queries and keys may be of different lengths.
 
     `query_borders` are of the queries, `seen` of keys and values, of as many sequences. The last query of a sequence
     sees all of its keys, and each before it one less. Returns `[S, heads, D]` of the queries.

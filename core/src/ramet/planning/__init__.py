@@ -1,1 +1,1 @@
-"""Where a run would go and what memory it needs, from the configuration alone: what `--dry-run` prints."""
+"""Placement of a run and the memory that it needs, from the configuration alone: what `--dry-run` prints."""

@@ -134,7 +134,7 @@ def state(model: TrainedModel) -> dict[str, int]:
 
 
 def resident(model: TrainedModel) -> dict[str, int]:
-    """Between updates: no gradients (they are freed after each optimiser step), and not what is offloaded."""
+    """Bytes held between updates: no gradients (freed after each optimiser step), and not what is offloaded."""
     offload = model.config.policy.offload
     if offload is Offload.ALL:
         return {}
@@ -194,7 +194,7 @@ def kept_per_token(model: TrainedModel, longest: int) -> int:
 
 
 def gathered_keys(model: TrainedModel) -> tuple[int, int]:
-    """Where prefixes are computed once: what a block keeps more, and what its attention's backward pass holds.
+    """Bytes where prefixes are computed once: what a block keeps more, and what its attention's backward pass holds.
 
     Kept: a copy of the output, c Q T, and keys and values of all paths instead of the tokens' own, 2c K (P - T); SDPA
     on CUDA repeats them for all heads, Q instead of K. Held: gradients of what was gathered, and those of the keys or

@@ -82,7 +82,7 @@ def adapters(shape: ModelShape, rank: int) -> tuple[Shape, ...]:
 
 
 def read_shape(model: ModelConfig) -> ModelShape:
-    """That of the model in a Hugging Face folder, of which only `config.json` is read. Raises `ConfigError`."""
+    """Read the shape of the model in a Hugging Face folder from its `config.json`. Raises `ConfigError`."""
     try:
         config = AutoConfig.from_pretrained(
             model.path, local_files_only=True, trust_remote_code=model.trust_remote_code

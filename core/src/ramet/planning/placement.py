@@ -1,4 +1,4 @@
-"""Which policy ranks and rollout workers are on which devices, from the configuration alone. Ray chooses the nodes.
+"""Devices of policy ranks and rollout workers, from the configuration alone. Ray chooses the nodes.
 
 Devices are numbered over all nodes. Policy ranks take one each; rollout workers take `tensor_parallel` each, others or,
 with `cluster.colocate`, the same ones, of which there must be as many (cluster/check.py). In one process

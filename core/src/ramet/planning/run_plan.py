@@ -59,7 +59,7 @@ class DryRun:
 
 
 def plan_run(resolved: Resolved, manifest: Manifest) -> RunPlan:
-    """Where the run would go, and why it could not. Only reads."""
+    """Plan where the run would go, and why it could not. Only reads."""
     root, name = Path(resolved.config.run.root), resolved.config.run.name
     if name is None:
         path = root / "<date>-<time>-<word>"

@@ -59,7 +59,7 @@ def overview(run: Path, evaluation: StoredEvaluation | None = None) -> Json:
 
 
 def tokenizer_folders(run: Path, config: DictConfig) -> list[Path]:
-    """Where the run's tokenizer may be: in the run itself, or in the folders that its configuration names."""
+    """Folders that may hold the run's tokenizer: in the run itself, or in the folders that its configuration names."""
     named = [OmegaConf.select(config, key) for key in ("model.tokenizer", "model.path")]
     return [run / "tokenizer", run / "model", *(Path(value) for value in named if isinstance(value, str))]
 

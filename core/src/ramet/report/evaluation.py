@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def find_evaluation(run: Path, config: DictConfig) -> StoredEvaluation | None:
-    """That of a run directory, finished or running; a broken one is reported and left out."""
+    """Find the evaluation of a run directory, finished or running; a broken one is reported and left out."""
     named = OmegaConf.select(config, "run.out") or OmegaConf.select(config, "evaluate.out")  # of 0.1.0
     places = [Path(named)] if isinstance(named, str) else []
     for out in (*places, run / "results.json"):

@@ -1,4 +1,4 @@
-"""Which recorded rollouts are in the page: those of steps, validations and an evaluation, up to a size.
+"""The recorded rollouts that are in the page: those of steps, validations and an evaluation, up to a size.
 
 Steps are the first, the last, and evenly spaced ones between; of an evaluation each benchmark has an equal share.
 """
@@ -48,7 +48,7 @@ class RecordedFile:
 
 
 def recorded_files(run: Path) -> list[RecordedFile]:
-    """In order; a step comes before its validation."""
+    """Return the recorded files in order; a step comes before its validation."""
     matched = ((_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
     return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in matched if match)
 

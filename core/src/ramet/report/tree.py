@@ -182,7 +182,7 @@ def _response(rollout: Rollout) -> Iterable[tuple[Segment, int]]:
 
 
 def _mean_advantage(rollout: Rollout, advantages: array[float] | None, first: int, last: int) -> float | None:
-    """Over the sampled tokens of these segments; None if there are none or the rollout got no advantages."""
+    """Average over the sampled tokens of these segments; None if there are none or the rollout got no advantages."""
     if advantages is None:
         return None
     skipped = _n_prompt(rollout)

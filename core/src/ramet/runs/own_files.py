@@ -1,4 +1,4 @@
-"""Which files of a run directory Ramet has written, known by their names: nothing else there is deleted or replaced.
+"""Files of a run directory that Ramet has written, known by their names: nothing else there is deleted or replaced.
 
 A directory without a manifest is taken over only if it holds what a start leaves that was killed before it could write
 one: the lock, the two folders, then (only together with those) configuration, overrides and the jobs' first files.

@@ -67,7 +67,7 @@ class StopListener:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, the first signal raises nothing; `asked` is then true."""
+        """Defer the signal: inside, the first one raises nothing; `asked` is then true."""
         self._deferred = True
         try:
             yield
@@ -88,7 +88,7 @@ class StopListener:
 
 
 def write_stderr(text: str) -> None:
-    """Past the log, whose stream may be in the middle of a write when a signal comes."""
+    """Write past the log, whose stream may be in the middle of a write when a signal comes."""
     erase_at_once()
     os.write(2, f"{text}\n".encode())
 

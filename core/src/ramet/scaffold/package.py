@@ -133,7 +133,7 @@ def _check_name(kind: Kind, name: str) -> list[str]:
 
 
 def _taken(kind: Kind, name: str, plugins: Plugins) -> list[str]:
-    """Both are fatal when plugins are loaded, so they are refused before anything is written."""
+    """Return why the name cannot be used again: loading plugins would fail, so nothing is written."""
     if not kind.registry:
         own_trackers = dict.fromkeys(OWN_TRACKERS, "ramet") if kind.group == TRACKERS else {}
         offered = {entry.name: entry.distribution for entry in extensions(kind.group)} | own_trackers

@@ -1,4 +1,4 @@
-"""From examples to the passes of an optimiser step: packed as rollouts are, at most a budget of tokens in each.
+"""The passes of an optimiser step, made of examples: packed as rollouts are, at most a budget of tokens in each.
 
 An optimiser step takes the same sequences whatever the number of ranks is. Every rank is given all of them, computes
 the same partition, balanced by cost, and makes as many passes as the busiest rank (`ramet.policy.batching`). The last
@@ -94,7 +94,7 @@ class StepBatch:
 
     @property
     def n_positions(self) -> int:
-        """That this rank feeds, with padding."""
+        """Positions that this rank feeds, with padding."""
         return sum(batch.input_ids.numel() for batch in self.micro_batches)
 
 

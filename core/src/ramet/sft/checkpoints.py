@@ -124,7 +124,7 @@ class SftLayout:
 
     @classmethod
     def read(cls, folder: Path) -> SftLayout:
-        """That of the checkpoints in `folder`. Raises `ConfigError`."""
+        """Read the layout of the checkpoints in `folder`. Raises `ConfigError`."""
         file = folder / LAYOUT
         try:
             values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

@@ -86,7 +86,7 @@ class TraceEncoder:
             return ()
 
     def _parts(self, exchange: Exchange) -> list[TracePart]:
-        """Without the end of the last turn."""
+        """Return the parts of the trace, without the end of the last turn."""
         if isinstance(self._reader, TemplateFormat):
             return list(self._rendered(exchange, self._reader))
         parts: list[TracePart] = []

@@ -59,7 +59,7 @@ class PreparedSft:
 
     @property
     def trained_tokens(self) -> int:
-        """In one pass over the examples."""
+        """Count of trained tokens in one pass over the examples."""
         return sum(sum(example.trained) for example in self.examples)
 
 
@@ -195,7 +195,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
 
 
 def encode_checked(config: Config, checked: CheckedSft) -> PreparedSft:
-    """With the model's tokenizer. A row stays out as a whole if one of its examples is too long.
+    """Encode the data with the model's tokenizer. A row stays out as a whole if one of its examples is too long.
 
     Raises `ConfigError`.
     """

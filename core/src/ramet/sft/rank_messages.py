@@ -59,7 +59,7 @@ class RankInputs:
 
     @staticmethod
     def load(file: Path) -> RankInputs:
-        """Only for a file that the process that started this one has written."""
+        """Load a file that the process that started this one has written, and no other: it is unpickled."""
         with file.open("rb") as opened:
             task = pickle.load(opened)
         assert isinstance(task, RankInputs)

@@ -169,7 +169,7 @@ class _Trainer(Trainer):
         return total
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Not counted: nothing reads it."""
+        """Return 0, since nothing reads the count."""
         return 0
 
 

@@ -40,7 +40,7 @@ class World:
 
     @contextmanager
     def joined(self, timeout_s: float, *, gpus: bool, store: Store | None = None) -> Iterator[None]:
-        """Inside, the process group exists, over gloo and, with a GPU for each rank, NCCL.
+        """Join the process group, which exists inside, over gloo and, with a GPU for each rank, NCCL.
 
         Ranks find each other through `store`, or at the address of the environment. This and every later collective
         operation raise after `timeout_s`.

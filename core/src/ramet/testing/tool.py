@@ -226,7 +226,7 @@ async def _open(tool: Any) -> Any:
 
 
 async def _check_states(tool: Any, valid: Sequence[dict[str, Any]]) -> None:
-    """After each call a fork and its original go different ways, and each must give what a state alone gives."""
+    """Fork after each call, let fork and original go different ways, and expect of each what a state alone gives."""
     if tool.forks == "none":
         return
     exercised = False

@@ -133,7 +133,7 @@ def source_columns(names: Iterable[str]) -> list[Column]:
 
 
 def with_sources(columns: Sequence[Column], sources: Sequence[Column]) -> list[Column]:
-    """They come after the first column, the reward over all."""
+    """Insert the columns of sources after the first column, the reward over all."""
     return [*columns[:1], *sources, *columns[1:]]
 
 

@@ -151,7 +151,7 @@ class ConsoleTracker:
 
     @property
     def _has_bar(self) -> bool:
-        """In what the columns leave."""
+        """Whether there is room for a bar in what the columns leave."""
         taken = self._number_width + sum(GAP + column.width for column in self._columns) + GAP + LEFT_WIDTH
         return bool(self.total_steps) and taken + 1 + BAR <= self.console.width
 

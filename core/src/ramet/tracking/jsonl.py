@@ -58,7 +58,7 @@ class JsonlTracker:
         write_file(self.path, "".join(f"{entry.line()}\n" for entry in kept))
 
     def close(self) -> None:
-        """Nothing is held open between lines."""
+        """Do nothing: no file is held open between lines."""
 
 
 def read_metrics(path: Path) -> list[MetricLine]:

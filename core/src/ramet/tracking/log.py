@@ -21,7 +21,7 @@ _format_warning = warnings.formatwarning
 
 
 def harmless(text: str) -> str:
-    """Without what would steer a terminal, and without secrets."""
+    """Return the text without what would steer a terminal, and without secrets."""
     return visible(hide(text))
 
 

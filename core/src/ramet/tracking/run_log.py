@@ -101,7 +101,7 @@ class StepLog:
             steps_logger.info("%s", line)
 
     def rewind(self, step: int) -> None:
-        """Nothing that was written is taken back: the log has all attempts."""
+        """Do nothing: what was written is not taken back, the log has all attempts."""
 
     def close(self) -> None:
         """Every line is written."""

@@ -141,7 +141,7 @@ class HandedOver:
 
     @classmethod
     def read(cls, run: TrackedRun) -> HandedOver:
-        """Where there is no such file, W&B has all that was logged if it has anything of the run."""
+        """Read what was handed over; without such a file W&B has all that was logged if it has anything of the run."""
         file = run.folder / FOLDER / "handed_over.json"
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
@@ -189,7 +189,7 @@ def has_key() -> bool:
 
 
 def quiet_imports() -> None:
-    """Before wandb is imported: it reports its own errors to its makers, unless this is off or the user chose."""
+    """Switch off, before wandb is imported, that it reports its own errors to its makers, unless the user chose."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 

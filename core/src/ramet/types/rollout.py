@@ -103,7 +103,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixSource:
-    """Where the prefix comes from with which a rollout began: an earlier step's rollout of the same task."""
+    """The origin of the prefix with which a rollout began: an earlier step's rollout of the same task."""
 
     step: int
     rollout: str

@@ -62,7 +62,7 @@ class Limiter(Protocol):
         ...
 
     def place(self, held_at_most_s: float) -> AbstractAsyncContextManager[None]:
-        """Around a call: one of the limiter's `concurrent` places, once one is free.
+        """Hold one of the limiter's `concurrent` places during a call, once one is free.
 
         A place that is held for longer is given to others, since the process that took it may be gone.
         """

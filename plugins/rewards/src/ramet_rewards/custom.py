@@ -159,7 +159,7 @@ def _file(config: CustomConfig) -> tuple[Path, str]:
 
 
 def _check_form(path: Path, tree: ast.Module, name: str) -> None:
-    """Before the start, and without running the file: only of a function that is plainly written there.
+    """Check before the start, and without running the file, a function that is plainly written there.
 
     What a decorator, an import or a second definition makes of the name, the processes see. Raises `ConfigError`.
     """

@@ -105,7 +105,7 @@ class LlmJudge:
         return True
 
     def _warn(self, kind: str, reason: str) -> None:
-        """Once for each kind; the core counts the rollouts."""
+        """Warn once for each kind; the core counts the rollouts."""
         level = logging.DEBUG if kind in self._said else logging.WARNING
         self._said.add(kind)
         logger.log(level, "%s: an answer is not judged: %s", self._key, reason)

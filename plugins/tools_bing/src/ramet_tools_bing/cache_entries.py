@@ -53,7 +53,7 @@ def holds_answers(folder: Path) -> bool:
 
 
 def stored_providers(folder: Path) -> set[str]:
-    """Whose answers a cache holds; empty if there is none, or it cannot be read."""
+    """Providers whose answers a cache holds; empty if there is none, or it cannot be read."""
     if not (folder / DATABASE).exists():
         return set()
     try:

@@ -94,7 +94,7 @@ class SearchClient:
         return result
 
     async def _say_other_options(self, k: int) -> None:
-        """Once: what the answers were recorded with, if nothing in the cache was recorded as is asked now."""
+        """Log once what the answers were recorded with, if nothing in the cache was recorded as is asked now."""
         if self._said_options:
             return
         self._said_options = True
@@ -108,7 +108,7 @@ class SearchClient:
             )  # fmt: skip
 
     async def _tried(self, query: str, k: int, ends_at: float) -> tuple[SearchItem, ...]:
-        """Again and again, as long as that may help and there is time."""
+        """Try again and again, as long as that may help and there is time."""
         for attempt in range(self.config.tries):
             try:
                 return await self._request(query, k, ends_at)

@@ -103,7 +103,7 @@ class KeptStates:
         await self.close_state(copy)
 
     async def close_state(self, state: KeptState) -> None:
-        """However many calls wait for its slot: what is not dropped would stand there until the slot ends."""
+        """Drop the state, however many calls wait for its slot: it would stand there until the slot ends."""
         if state.closed:
             return
         state.closed = True

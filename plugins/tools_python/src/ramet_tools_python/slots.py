@@ -28,7 +28,7 @@ class Slots:
 
     @property
     def answer_s(self) -> float:
-        """After which a slot counts as hung."""
+        """Seconds without an answer after which a slot counts as hung."""
         return self.config.timeout_s * WALL_FACTOR + GRACE_S
 
     async def new(self) -> Slot:

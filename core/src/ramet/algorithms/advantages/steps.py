@@ -20,7 +20,7 @@ BLOCK = 32  # time steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSteps:
-    """Which time step each response token belongs to. Both are `[N, T]`."""
+    """The time step that each response token belongs to. Both are `[N, T]`."""
 
     step: Tensor  # int64: of the last sampled token so far; 0 before the first
     begun: Tensor  # bool: whether there was one

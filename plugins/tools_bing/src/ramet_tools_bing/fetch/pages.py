@@ -69,7 +69,7 @@ class PageText:
 
 
 class PageExtractor:
-    """Up to `size` processes, without an environment, that turn pages into text: parsers hang and crash."""
+    """A pool of up to `size` processes, without an environment, that turn pages into text: parsers hang and crash."""
 
     def __init__(self, size: int, page_s: float = PAGE_S) -> None:
         path = os.pathsep.join(filter(None, sys.path))

@@ -25,7 +25,7 @@ _shutdown_threads, _run_exit_functions = threading._shutdown, atexit._run_exitfu
 
 
 def prepare() -> None:
-    """Before any program of this process."""
+    """Prepare the process, before any program of it."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what was printed before a limit is kept
     threading.excepthook = _report_thread
 
