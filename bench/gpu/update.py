@@ -46,11 +46,12 @@ def run_update(size: Size, model: ModelConfig, *, checkpointing: bool, compiled:
     rows = random_rows(size.sequences, size.prompt, [size.response], shape.vocab)
     advantages = torch.ones(len(rows), size.response)
     advantages[::2] *= -1
-    worker.update(TrainBatch.from_padded(rows, advantages), 1)  # compiles, allocates, and makes the optimiser's state
+    batch = TrainBatch(rows=rows).with_advantages(advantages)
+    worker.update(batch, 1)  # compiles, allocates, and makes the optimiser's state
     synchronise()
     started = time.perf_counter()
     for i in range(size.updates):
-        worker.update(TrainBatch.from_padded(rows, advantages), 2 + i)
+        worker.update(batch, 2 + i)
     synchronise()
     seconds = time.perf_counter() - started
     fed = size.updates * len(rows) * (size.tokens - 1)

@@ -130,7 +130,7 @@ class Check:
         rows = sampled_rows(self._prompts, played)
         advantages = torch.ones(len(rows), self._size.sampled)
         advantages[::2] *= -1
-        self._policy.update(TrainBatch.from_padded(rows, advantages), version)
+        self._policy.update(TrainBatch(rows=rows).with_advantages(advantages), version)
         self._policy.rest()
         await engine.wake_weights()
         started = time.perf_counter()

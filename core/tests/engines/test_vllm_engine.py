@@ -351,7 +351,7 @@ def losses(model: ModelConfig, rows: list[Row]) -> list[float]:
     for i, row in enumerate(rows):
         advantages[i, : len(row.mask)] = torch.from_numpy(row.mask).float() * (2 * row.reward - 0.7)
     worker = PolicyRank(spec)
-    return [worker.update(TrainBatch.from_padded(rows, advantages), step)["train/loss"] for step in (1, 2)]
+    return [worker.update(TrainBatch(rows=rows).with_advantages(advantages), step)["train/loss"] for step in (1, 2)]
 
 
 def test_a_training_step_has_the_same_loss_with_both_engines(engines: Engines) -> None:

@@ -114,7 +114,7 @@ def held_by_a_worker(tiny: Path, policy: PolicyConfig, dtype: Dtype) -> dict[str
         found[OPTIMISER] = sum(value.nbytes for value in moments)
 
     worker.policy.optimizer.register_step_post_hook(look)
-    worker.update(TrainBatch.from_padded([one_row(0), one_row(1)], torch.ones(2, 6)), 1)
+    worker.update(TrainBatch(rows=[one_row(0), one_row(1)]).with_advantages(torch.ones(2, 6)), 1)
     return found
 
 

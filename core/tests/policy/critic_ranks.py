@@ -24,7 +24,7 @@ def train_critic(
         values = [worker.values(rows)]
         dist.broadcast_object_list(values)  # as the driver gives every rank the same
         metrics = worker.update_critic(
-            TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=values[0]), step
+            TrainBatch(rows=rows, values=values[0]).with_advantages(torch.zeros_like(returns), returns=returns), step
         )
     worker.stage()
     worker.write_staged(folder)

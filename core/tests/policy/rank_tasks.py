@@ -76,7 +76,8 @@ def worker_of(spec: PolicySpec) -> PolicyRank:
 
 
 def with_reference(rows: list[Row], advantages: Tensor) -> TrainBatch:
-    return TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = TrainBatch(rows=rows, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    return batch.with_advantages(advantages)
 
 
 def whole_weights(worker: PolicyRank) -> dict[str, Tensor]:
@@ -107,7 +108,7 @@ def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence
 def whole_sequences(spec: PolicySpec, rows: list[Row], advantages: Tensor) -> list[int]:
     """The rows that the loss of this rank was given, whole."""
     loss = WholeSequences([len(row.response_ids) for row in rows])
-    worker_of(replace(spec, policy_loss=loss)).update(TrainBatch.from_padded(rows, advantages), 1)
+    worker_of(replace(spec, policy_loss=loss)).update(TrainBatch(rows=rows).with_advantages(advantages), 1)
     return sorted(loss.seen)
 
 
@@ -122,7 +123,7 @@ def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -
     out = []
     for step in (1, 2, 3):
         loss.broken = step == 2
-        metrics = worker.update(TrainBatch.from_padded(rows, advantages), step)
+        metrics = worker.update(TrainBatch(rows=rows).with_advantages(advantages), step)
         out.append((metrics, whole_weights(worker), worker.policy.bad_steps))
     return out
 
@@ -130,7 +131,7 @@ def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -
 def diverge(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -> str:
     worker = worker_of(replace(spec, policy_loss=BreaksOnRank(rank)))
     try:
-        worker.update(TrainBatch.from_padded(rows, advantages), 1)
+        worker.update(TrainBatch(rows=rows).with_advantages(advantages), 1)
     except RametError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
@@ -140,7 +141,7 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
     """Two steps, a save, and two more. `in_thread`: the save runs in a thread during the third step."""
     worker = worker_of(spec)
     for step in (1, 2):
-        worker.update(TrainBatch.from_padded(rows, advantages), step)
+        worker.update(TrainBatch(rows=rows).with_advantages(advantages), step)
     torch.manual_seed(100 + worker.rank)
     worker.stage()
     if in_thread:
@@ -148,10 +149,10 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
         thread.start()
     else:
         worker.write_staged(folder)
-    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), 3)]
+    metrics = [worker.update(TrainBatch(rows=rows).with_advantages(advantages), 3)]
     if in_thread:
         thread.join(60)
-    metrics.append(worker.update(TrainBatch.from_padded(rows, advantages), 4))
+    metrics.append(worker.update(TrainBatch(rows=rows).with_advantages(advantages), 4))
     return metrics, whole_weights(worker), torch.rand(1).item()
 
 
@@ -169,7 +170,7 @@ def resume(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) 
     worker = worker_of(spec)
     torch.manual_seed(1)
     worker.load(folder)
-    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in (3, 4)]
+    metrics = [worker.update(TrainBatch(rows=rows).with_advantages(advantages), step) for step in (3, 4)]
     return metrics, whole_weights(worker), torch.rand(1).item()
 
 
@@ -184,7 +185,7 @@ def load_fails(spec: PolicySpec, folder: Path) -> str:
 
 def export(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) -> dict[str, Tensor]:
     worker = worker_of(spec)
-    worker.update(TrainBatch.from_padded(rows, advantages), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(advantages), 1)
     worker.export(folder)
     return whole_weights(worker)
 

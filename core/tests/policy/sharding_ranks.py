@@ -38,7 +38,8 @@ def train_replicas(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps:
         held["optimiser"] = sum(local(value).nbytes for value in moments)
 
     worker.policy.optimizer.register_step_post_hook(look)
-    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = TrainBatch(rows=rows, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = batch.with_advantages(advantages)
     metrics = [worker.update(batch, step) for step in steps]
     shards = b"".join(local(p).detach().numpy().tobytes() for p in worker.model.parameters())
     weights: dict[str, Tensor] = {}

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, ModelConfig, PolicyConfig, TrainConfig
-from ramet.policy.batching.rows import Floats, Row, padded, unpadded
-from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.batching.rows import Floats, Row
+from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.policy.errors import CheckpointError, TrainingDiverged
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
@@ -71,7 +71,7 @@ def returns_of(rows: list[Row]) -> Tensor:
 
 
 def critic_batch(rows: list[Row], returns: Tensor, values: list[Floats]) -> TrainBatch:
-    return TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=values)
+    return TrainBatch(rows=rows, values=values).with_advantages(torch.zeros_like(returns), returns=returns)
 
 
 def train(worker: PolicyRank, rows: list[Row], last: int, *, first: int = 1) -> dict[str, float]:
@@ -154,13 +154,14 @@ def test_the_explained_variance_is_that_of_the_values_before_the_update(
     rows = make_rows(6)
     worker = with_critic(make_critic(lr=0.0))
     returns = returns_of(rows)
+    by_row = TrainBatch(rows=rows).with_advantages(returns).advantages
 
     def explained(old_values: list[Floats]) -> float:
         return worker.update_critic(critic_batch(rows, returns, old_values), 1)["critic/explained_variance"]
 
-    exact = [(values + 3).astype(np.float32) for values in unpadded(rows, returns)]
+    exact = [(values + 3).astype(np.float32) for values in by_row]
     assert explained(exact) == pytest.approx(1.0)  # a constant error explains the variance, and not the returns
-    assert explained([-values for values in unpadded(rows, returns)]) == pytest.approx(-3.0)
+    assert explained([-values for values in by_row]) == pytest.approx(-3.0)
     assert explained([np.zeros_like(values) for values in exact]) == pytest.approx(0.0)
 
 

@@ -55,7 +55,7 @@ def update(make_spec: MakeSpec, make_rows: MakeRows, make_advantages: Callable[[
     def run(train: TrainConfig, loss: PolicyLoss) -> tuple[dict[str, Tensor], Mapping[str, float]]:
         rows = [_easy(row) for row in make_rows(24)]
         worker = PolicyRank(dataclasses.replace(make_spec(lr=0.04), train=train, policy_loss=loss))
-        metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        metrics = worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
         return {name: value.clone() for name, value in worker.weights()}, metrics
 
     return run

@@ -60,7 +60,8 @@ def close_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 def alone(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: int) -> tuple[list[Any], dict[str, Tensor]]:
     worker = PolicyRank(spec)
-    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = TrainBatch(rows=rows, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = batch.with_advantages(advantages)
     metrics = [worker.update(batch, step) for step in range(1, steps + 1)]
     return metrics, {name: tensor.clone() for name, tensor in worker.weights()}
 
@@ -314,7 +315,7 @@ def test_two_ranks_save_and_two_or_one_go_on_with_the_same_numbers(
         worker.load(folder)
     assert "was written by 2 policy ranks, now there are 1" in caplog.text
     for step, metrics in zip((3, 4), expected, strict=True):
-        close_metrics(worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step), metrics)
+        close_metrics(worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), step), metrics)
     close_weights(dict(worker.weights()), wanted)
 
 
@@ -325,12 +326,12 @@ def test_one_rank_saves_and_two_go_on(
     spec = make_spec(minibatches=2)
     worker = PolicyRank(spec)
     for step in (1, 2):
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), step)
     worker.stage()
     worker.write_staged(tmp_path)
     (found, weights, _), _ = ranks("resume", spec, rows, make_advantages(rows), tmp_path)
     for step, metrics in zip((3, 4), found, strict=True):
-        close_metrics(metrics, worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step))
+        close_metrics(metrics, worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), step))
     close_weights(weights, dict(worker.weights()))
 
 

@@ -14,11 +14,14 @@ from ramet.algorithms.advantages.gigpo import Gigpo
 from ramet.algorithms.advantages.grpo import Grpo
 from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.errors import PluginError
-from ramet.policy.batching.rows import Row, advantage_inputs, engine_entropies, row_metrics, rows_of, unpadded
+from ramet.policy.batching.rows import Row, row_metrics, rows_of
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import (
+    AdvantageInputs,
     CallStatus,
     Fault,
+    Need,
     Rollout,
     Segment,
     SegmentKind,
@@ -32,8 +35,8 @@ MakeGroup = Callable[..., ScoredGroup]
 MakeSegment = Callable[..., Segment]
 
 
-def old(rows: list[Row]) -> list[np.ndarray]:
-    return [row.engine_logprobs for row in rows]
+def inputs_of(rows: list[Row], *needs: Need) -> AdvantageInputs:
+    return TrainBatch(rows=rows, old_logprobs=[row.engine_logprobs for row in rows]).advantage_inputs(needs)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_groups_that_start_from_the_same_stored_prefix_share_no_token(
 
     rows = rows_of([group(1.0, 1.0), group(0.0, 0.0)])
     assert [row.node_ids[:2].tolist() for row in rows] == [[0, 1], [0, 1], [4, 5], [4, 5]]
-    assert not TreeGrpo(TreeGrpoConfig())(advantage_inputs(rows)).advantages.count_nonzero()
+    assert not TreeGrpo(TreeGrpoConfig())(inputs_of(rows)).advantages.count_nonzero()
 
 
 def test_a_row_is_built_from_its_segments(forked: ScoredGroup) -> None:
@@ -109,7 +112,7 @@ def test_nodes_are_equal_exactly_where_rollouts_share_the_very_token(
     forked: ScoredGroup, make_group: MakeGroup
 ) -> None:
     rows = rows_of([make_group([1.0, 2.0]), forked])
-    nodes = advantage_inputs(rows).node_ids
+    nodes = inputs_of(rows).node_ids
     assert nodes.tolist() == [
         [0, -1, -1, -1, -1, -1, -1],
         [1, 2, -1, -1, -1, -1, -1],
@@ -136,7 +139,7 @@ def test_an_estimator_sees_why_rollouts_ended_their_calls_and_what_turns_gave(fo
     first = replace(root.rollout, tool_calls=(call, replace(call, turn=1)), turn_rewards=(None, 0.5))
     second = replace(fork.rollout, tool_calls=(call,), stop=StopReason.LENGTH)
     scored = (replace(root, rollout=first), replace(fork, rollout=second), other)
-    batch = advantage_inputs(rows_of([replace(forked, rollouts=scored)]))
+    batch = inputs_of(rows_of([replace(forked, rollouts=scored)]))
     assert batch.stop == [StopReason.ANSWER, StopReason.LENGTH, StopReason.ANSWER]
     assert batch.n_tool_calls.tolist() == [2, 1, 0]
     nan = float("nan")
@@ -153,7 +156,7 @@ def test_states_of_a_group_are_equal_where_their_names_are(forked: ScoredGroup, 
         return replace(group, rollouts=tuple(rollouts))
 
     groups = [named(forked, ("a", "b"), ("a", None), ("b",)), named(make_group([1.0, 2.0]), ("a",), ())]
-    batch = advantage_inputs(rows_of(groups))
+    batch = inputs_of(rows_of(groups))
     assert batch.state_ids is not None
     assert batch.state_ids.tolist() == [[0, 1], [0, -1], [1, -1], [2, -1], [-1, -1]]
 
@@ -166,7 +169,7 @@ def test_parents_are_rows_of_the_whole_step(forked: ScoredGroup, make_group: Mak
 
 def test_a_masked_rollout_leaves_the_group_mean(make_group: MakeGroup) -> None:
     rows = rows_of([make_group([1.0, 3.0, 2.0, None])])
-    found = Grpo(GrpoConfig(normalize_std=False))(advantage_inputs(rows, old_logprobs=old(rows))).advantages
+    found = Grpo(GrpoConfig(normalize_std=False))(inputs_of(rows, Need.OLD_LOGPROBS)).advantages
     baseline = [row.reward - float(found[i, 0]) for i, row in enumerate(rows)]
     assert baseline == [2.0, 2.0, 2.0]
 
@@ -174,7 +177,7 @@ def test_a_masked_rollout_leaves_the_group_mean(make_group: MakeGroup) -> None:
 def test_a_masked_rollout_changes_no_advantage_of_the_others(make_group: MakeGroup) -> None:
     with_fault, without = rows_of([make_group([1.0, 3.0, 2.0, None])]), rows_of([make_group([1.0, 3.0, 2.0])])
     found, expected = (
-        Grpo(GrpoConfig())(advantage_inputs(rows, old_logprobs=old(rows))).advantages for rows in (with_fault, without)
+        Grpo(GrpoConfig())(inputs_of(rows, Need.OLD_LOGPROBS)).advantages for rows in (with_fault, without)
     )
     assert torch.equal(found, expected)
 
@@ -214,7 +217,7 @@ def test_a_group_without_a_baseline_is_left_out_and_counted(forked: ScoredGroup,
 
 def test_inputs_are_padded_on_the_right(forked: ScoredGroup) -> None:
     rows = rows_of([forked])
-    batch = advantage_inputs(rows, old_logprobs=old(rows), entropies=engine_entropies(rows))
+    batch = inputs_of(rows, Need.OLD_LOGPROBS, Need.ENTROPY)
     assert batch.mask.shape == (3, 7)
     assert batch.entropies is not None
     assert batch.entropies[2].tolist() == [0.5] + [0.0] * 6
@@ -232,7 +235,7 @@ def test_reward_parts_and_token_rewards_reach_the_estimator(make_group: MakeGrou
     first = replace(group.rollouts[0], parts={"math": 1.0}, token_rewards={0: 0.25})
     second = replace(group.rollouts[1], parts={"math": 2.0, "format": 0.5})
     rows = rows_of([replace(group, rollouts=(first, second))])
-    batch = advantage_inputs(rows, old_logprobs=old(rows))
+    batch = inputs_of(rows, Need.OLD_LOGPROBS)
     assert batch.reward_parts["math"].tolist() == [1.0, 2.0]
     assert math.isnan(batch.reward_parts["format"][0]) and batch.reward_parts["format"][1] == 0.5
     assert batch.token_rewards is not None
@@ -250,7 +253,7 @@ def test_first_turns_after_equal_first_observations_are_compared(sampled: MakeSe
         return ScoredRollout(rollout=rollout, reward=reward)
 
     shown = (scored(0, 1.0, 5, 6), scored(1, 0.0, 5, 6), scored(2, 0.0, 5, 7))
-    batch = advantage_inputs(rows_of([ScoredGroup(task=task, rollouts=shown)]))
+    batch = inputs_of(rows_of([ScoredGroup(task=task, rollouts=shown)]))
     assert batch.state_ids is not None and batch.state_ids.tolist() == [[0], [0], [1]]
     output = Gigpo(GigpoConfig(normalize_std=False))(batch)
     assert output.metrics["advantage/turns_compared"] == pytest.approx(2 / 3)
@@ -260,14 +263,14 @@ def test_first_turns_after_equal_first_observations_are_compared(sampled: MakeSe
 
 def test_fields_that_were_not_computed_are_none(make_group: MakeGroup) -> None:
     rows = rows_of([make_group([1.0, 2.0])])
-    batch = advantage_inputs(rows)
+    batch = inputs_of(rows)
     assert batch.old_logprobs is batch.turn_rewards is batch.state_ids is batch.entropies is None
     assert batch.token_rewards is batch.ref_logprobs is batch.values is batch.greedy_rewards is None
 
 
-def test_unpadded_gives_each_row_its_own_positions(forked: ScoredGroup) -> None:
+def test_padded_advantages_give_each_row_its_own_positions(forked: ScoredGroup) -> None:
     rows = rows_of([forked])
-    pieces = unpadded(rows, torch.arange(21.0).view(3, 7))
+    pieces = TrainBatch(rows=rows).with_advantages(torch.arange(21.0).view(3, 7)).advantages
     assert [piece.tolist() for piece in pieces] == [[0, 1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13], [14]]
 
 
@@ -278,7 +281,7 @@ def test_an_engine_without_entropies_gives_none(make_group: MakeGroup, sampled: 
     bare = replace(first, rollout=replace(first.rollout, segments=segments))
     rows = rows_of([replace(group, rollouts=(bare, group.rollouts[1]))])
     assert rows[0].entropies is None
-    assert engine_entropies(rows) is None
+    assert inputs_of(rows, Need.ENTROPY).entropies is None
 
 
 def test_sampled_tokens_without_log_probabilities_are_refused(make_group: MakeGroup) -> None:

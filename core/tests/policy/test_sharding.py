@@ -71,7 +71,7 @@ def test_replicas_train_as_one_rank_and_hold_what_the_plan_says(
     metrics, weights, _, held = found[0]
     worker = PolicyRank(make_spec(**{**options, "replicas": 1, "sequence_parallel": 1}))
     reference = [row.engine_logprobs for row in rows]
-    batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=0.1)
+    batch = TrainBatch(rows=rows, ref_logprobs=reference, kl_coef=0.1).with_advantages(make_advantages(rows))
     expected = [worker.update(batch, step) for step in (1, 2)]
     for left, right in zip(metrics, expected, strict=True):
         close_metrics(left, right)
@@ -124,7 +124,7 @@ def test_replicas_save_each_shard_once_and_go_on_with_the_same_numbers(
     assert "was written by 4 policy ranks, now there are 1" in caplog.text
     for step, left, right in zip((3, 4), metrics, expected, strict=True):
         close_metrics(left, right)
-        close_metrics(alone.update(TrainBatch.from_padded(rows, make_advantages(rows)), step), right)
+        close_metrics(alone.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), step), right)
     close_weights(weights, wanted)
     close_weights(dict(alone.weights()), wanted)
 
@@ -155,7 +155,7 @@ def test_a_critic_of_replicas_learns_as_one_rank_does(
     for step in (1, 2, 3):
         before = alone.values(rows)
         alone.update_critic(
-            TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=before), step
+            TrainBatch(rows=rows, values=before).with_advantages(torch.zeros_like(returns), returns=returns), step
         )
         expected = alone.values(rows)
     for left, right in zip(values, expected, strict=True):

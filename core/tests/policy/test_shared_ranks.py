@@ -40,7 +40,8 @@ def test_two_ranks_train_as_one(
     (found, weights, _), (nothing, _, _) = ranks("train", always, rows, advantages, (1, 2))
     alone = {name: value for name, value in options.items() if name != "sequence_parallel"}
     worker = PolicyRank(make_spec(**alone, share_prefixes=SharePrefixes.NEVER))
-    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = TrainBatch(rows=rows, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = batch.with_advantages(advantages)
     expected = [worker.update(batch, step) for step in (1, 2)]
     assert nothing == [{}, {}]
     for left, right in zip(found, expected, strict=True):

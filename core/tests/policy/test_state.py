@@ -48,7 +48,7 @@ with open(sys.argv[1], "rb") as file:
 worker = PolicyRank(spec)
 worker.load(Path(sys.argv[2]))
 for step in (3, 4):
-    worker.update(TrainBatch.from_padded(rows, advantages), step)
+    worker.update(TrainBatch(rows=rows).with_advantages(advantages), step)
 digest = hashlib.sha256()
 for name, tensor in worker.weights():
     digest.update(tensor.numpy().tobytes())
@@ -76,12 +76,12 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     advantages = make_advantages(rows)
     worker = PolicyRank(spec)
     for step in (1, 2):
-        worker.update(TrainBatch.from_padded(rows, advantages), step)
+        worker.update(TrainBatch(rows=rows).with_advantages(advantages), step)
     random.seed(5), np.random.seed(6), torch.manual_seed(7)
     saved = Checkpoints(tmp_path / "checkpoints", keep=1).save(2, lambda folder: save(worker, folder / "policy"))
     (tmp_path / "inputs").write_bytes(pickle.dumps((spec, rows, advantages)))
     for step in (3, 4):
-        worker.update(TrainBatch.from_padded(rows, advantages), step)
+        worker.update(TrainBatch(rows=rows).with_advantages(advantages), step)
     expected = f"{digest(worker)} {random.random()} {np.random.rand()} {torch.rand(1).item()}"
     command = [sys.executable, "-c", RESUME, str(tmp_path / "inputs"), str(saved.folder / "policy")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -102,7 +102,7 @@ def test_the_optimisers_options_are_those_of_the_configuration(
 ) -> None:
     rows = make_rows(2)
     worker = PolicyRank(make_spec(weight_decay=0.1))
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     save(worker, tmp_path)
     again = PolicyRank(make_spec(weight_decay=0.3))
     again.load(tmp_path)
@@ -116,7 +116,7 @@ def test_the_gradient_is_clipped_to_the_norm_of_the_configuration(
 ) -> None:
     rows = make_rows(2)
     worker = PolicyRank(make_spec(grad_clip=0.001))
-    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     moments = [state["exp_avg"] for state in worker.policy.optimizer.state_dict()["state"].values()]
     assert metrics["train/grad_norm"] > 0.001  # the norm before
     assert torch.stack([moment.norm() for moment in moments]).norm().item() == pytest.approx(0.1 * 0.001, rel=1e-3)
@@ -213,7 +213,7 @@ def test_two_saves_of_one_state_are_the_same_bytes(
 ) -> None:
     rows = make_rows(2)
     worker, again = PolicyRank(make_spec()), PolicyRank(make_spec())
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     save(worker, tmp_path / "one")
     again.load(tmp_path / "one")
     save(again, tmp_path / "two")
@@ -228,10 +228,10 @@ def test_what_is_staged_is_the_state_of_then(
 ) -> None:
     rows = make_rows(4)
     worker = PolicyRank(make_spec())
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     save(worker, tmp_path / "then")
     worker.stage()
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 2)
     worker.write_staged(tmp_path / "staged")
     for path in (tmp_path / "then").iterdir():
         assert path.read_bytes() == (tmp_path / "staged" / path.name).read_bytes(), path.name
@@ -270,7 +270,7 @@ def test_adapters_are_saved_without_the_weights_under_them(
     pytest.importorskip("peft")
     rows = make_rows(4)
     worker, again = PolicyRank(make_spec(lora_rank=2)), PolicyRank(make_spec(lora_rank=2, seed=9))
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     save(worker, tmp_path)
     assert all("lora_" in name for name in saved_weights(tmp_path))
     again.load(tmp_path)

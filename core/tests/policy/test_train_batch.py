@@ -21,7 +21,7 @@ def test_padded_advantages_and_returns_become_one_array_per_row(
 ) -> None:
     rows = make_rows(3)
     advantages = make_advantages(rows)
-    batch = TrainBatch.from_padded(rows, advantages, returns=2 * advantages)
+    batch = TrainBatch(rows=rows).with_advantages(advantages, returns=2 * advantages)
     for i, row in enumerate(rows):
         expected = advantages[i, : len(row.response_ids)].numpy()
         assert np.array_equal(batch.advantages[i], expected)
@@ -31,9 +31,10 @@ def test_padded_advantages_and_returns_become_one_array_per_row(
 
 def test_inputs_are_the_chosen_rows_one_after_the_other(make_rows: MakeRows, make_advantages: MakeAdvantages) -> None:
     rows = make_rows(3)
-    batch = TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=[row.engine_logprobs for row in rows])
+    batch = TrainBatch(rows=rows, old_logprobs=[row.engine_logprobs for row in rows])
+    batch = batch.with_advantages(make_advantages(rows))
     lengths = [len(rows[2].response_ids), len(rows[0].response_ids)]
-    inputs = batch.inputs([2, 0], torch.zeros(sum(lengths)), None)
+    inputs = batch.loss_inputs([2, 0], torch.zeros(sum(lengths)), None)
     assert inputs.mask.tolist() == [*rows[2].mask.tolist(), *rows[0].mask.tolist()]
     assert inputs.sequence_ids.tolist() == [0] * lengths[0] + [1] * lengths[1]
     assert inputs.advantages.tolist() == [*batch.advantages[2].tolist(), *batch.advantages[0].tolist()]
@@ -51,7 +52,7 @@ def test_advantages_on_inserted_tokens_are_no_signal(make_rows: MakeRows) -> Non
 
 def test_a_batch_survives_pickling(make_rows: MakeRows, make_advantages: MakeAdvantages) -> None:
     rows = make_rows(2)
-    batch = TrainBatch.from_padded(rows, make_advantages(rows))
+    batch = TrainBatch(rows=rows).with_advantages(make_advantages(rows))
     again = pickle.loads(pickle.dumps(batch))
     assert np.array_equal(again.advantages[1], batch.advantages[1])
     assert again.rows[1].rollout_id == rows[1].rollout_id and again.returns is None

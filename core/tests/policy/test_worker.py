@@ -61,7 +61,7 @@ def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely(
     rows = make_rows(6)
     worker = PolicyRank(make_spec())
     before = worker.logprobs(rows)
-    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=before), 1)
+    metrics = worker.update(TrainBatch(rows=rows, old_logprobs=before).with_advantages(make_advantages(rows)), 1)
     after = worker.logprobs(rows)
     moved = [(b - a).sum() for a, b in zip(before, after, strict=True)]
     assert all(change > 0 for change in moved[::2]) and all(change < 0 for change in moved[1::2])
@@ -77,7 +77,7 @@ def test_an_update_reports_what_the_design_promises(
     worker = PolicyRank(make_spec(kl_coef=0.1, minibatches=2, epochs=2))
     old, (_, entropies) = worker.logprobs(rows), worker.logprobs_and_entropies(rows)
     reference = worker.reference_logprobs(rows)
-    batch = TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=old, ref_logprobs=reference)
+    batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference).with_advantages(make_advantages(rows))
     metrics = worker.update(batch, 1)
     gaps = np.concatenate([np.abs(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
     weights = np.concatenate([np.exp(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
@@ -103,7 +103,7 @@ def test_the_update_does_not_depend_on_how_rows_are_packed(
         spec = make_spec(loss_aggregation=mode, max_microbatch_tokens=budget, kl_coef=0.1, entropy_coef=0.01)
         worker = PolicyRank(spec)
         reference = [row.engine_logprobs for row in rows]
-        batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=0.1)
+        batch = TrainBatch(rows=rows, ref_logprobs=reference, kl_coef=0.1).with_advantages(make_advantages(rows))
         metrics = worker.update(batch, 1)
         results.append((parameters(worker), metrics["train/loss"], metrics["train/grad_norm"]))
     for found, loss, norm in results[1:]:
@@ -122,10 +122,11 @@ def test_two_copies_of_weight_a_half_train_as_one_row(
         twice = [0, 1, 1, 2]
     weights = torch.tensor([1 / twice.count(i) for i in twice])[:, None].expand(-1, advantages.shape[1])
     reference = [row.engine_logprobs for row in rows]
-    plain = TrainBatch.from_padded(rows, advantages, ref_logprobs=reference, kl_coef=0.1)
-    copies = [rows[i] for i in twice], advantages[twice]
+    plain = TrainBatch(rows=rows, ref_logprobs=reference, kl_coef=0.1).with_advantages(advantages)
+    copies = [rows[i] for i in twice]
     again = [reference[i] for i in twice]
-    doubled = TrainBatch.from_padded(*copies, weights=weights, ref_logprobs=again, kl_coef=0.1)
+    doubled = TrainBatch(rows=copies, ref_logprobs=again, kl_coef=0.1)
+    doubled = doubled.with_advantages(advantages[twice], weights=weights)
     results = []
     for batch in (plain, doubled):
         worker = PolicyRank(make_spec(loss_aggregation=mode, kl_coef=0.1, entropy_coef=0.01, tis_cap=None))
@@ -141,7 +142,9 @@ def test_packed_rows_train_as_padded_ones(
     rows = make_rows(8)
     padded, packed = PolicyRank(make_spec()), PolicyRank(make_spec())
     packed.policy._cost = None
-    found, expected = (w.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1) for w in (packed, padded))
+    found, expected = (
+        w.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1) for w in (packed, padded)
+    )
     assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)
     torch.testing.assert_close(parameters(packed), parameters(padded), rtol=0, atol=2e-5)
 
@@ -155,8 +158,8 @@ def test_inserted_tokens_and_their_advantages_do_not_train(
         dirty[i, : len(row.mask)][~torch.from_numpy(row.mask)] = 1e6
         dirty[i, len(row.mask) :] = float("nan")
     first, second = PolicyRank(make_spec()), PolicyRank(make_spec())
-    first.update(TrainBatch.from_padded(rows, clean), 1)
-    second.update(TrainBatch.from_padded(rows, dirty), 1)
+    first.update(TrainBatch(rows=rows).with_advantages(clean), 1)
+    second.update(TrainBatch(rows=rows).with_advantages(dirty), 1)
     assert torch.equal(parameters(first), parameters(second))
 
 
@@ -165,8 +168,8 @@ def test_without_given_log_probabilities_one_optimiser_step_is_on_policy(
 ) -> None:
     rows = make_rows(6)
     first, second = PolicyRank(make_spec()), PolicyRank(make_spec())
-    first.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    second.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=second.logprobs(rows)), 1)
+    first.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
+    second.update(TrainBatch(rows=rows, old_logprobs=second.logprobs(rows)).with_advantages(make_advantages(rows)), 1)
     torch.testing.assert_close(parameters(first), parameters(second), rtol=0, atol=2e-5)
 
 
@@ -176,8 +179,8 @@ def test_several_optimiser_steps_keep_the_old_policy_of_the_step(
     rows = make_rows(6)
     spec = make_spec(epochs=3, minibatches=2)
     first, second = PolicyRank(spec), PolicyRank(spec)
-    found = first.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    second.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=second.logprobs(rows)), 1)
+    found = first.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
+    second.update(TrainBatch(rows=rows, old_logprobs=second.logprobs(rows)).with_advantages(make_advantages(rows)), 1)
     assert torch.equal(parameters(first), parameters(second))
     assert found["train/ratio_max"] > 1.001
 
@@ -188,7 +191,7 @@ def test_the_engines_log_probabilities_can_be_those_of_the_old_policy(
     rows = make_rows(6)
     worker = PolicyRank(make_spec(old_logprobs=OldLogprobs.ENGINE))
     trainer = worker.logprobs(rows)
-    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     gaps = np.concatenate([np.abs(t - r.engine_logprobs)[r.mask] for t, r in zip(trainer, rows, strict=True)])
     assert metrics["train/tis_weight"] == 1.0
     assert metrics["train/engine_gap_mean"] == pytest.approx(gaps.mean(), rel=1e-4)
@@ -209,14 +212,16 @@ def test_more_minibatches_than_rows_leave_out_the_empty_ones(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(3)
-    metrics = PolicyRank(make_spec(minibatches=8)).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = PolicyRank(make_spec(minibatches=8)).update(
+        TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1
+    )
     assert metrics["train/optimizer_steps"] == 3.0
 
 
 def test_no_rows_are_no_update(make_spec: MakeSpec) -> None:
     worker = PolicyRank(make_spec())
     before = parameters(worker)
-    metrics = worker.update(TrainBatch.from_padded([], torch.zeros(0, 0)), 1)
+    metrics = worker.update(TrainBatch(rows=[]).with_advantages(torch.zeros(0, 0)), 1)
     assert metrics["train/optimizer_steps"] == metrics["train/tokens"] == 0.0
     assert torch.equal(parameters(worker), before)
 
@@ -236,7 +241,7 @@ def test_the_reference_stays_where_the_run_began(
     rows = make_rows(4)
     worker = PolicyRank(make_spec(kl_coef=0.5, kl_estimator=KlEstimator.K3))
     before = worker.reference_logprobs(rows)
-    batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=before, kl_coef=0.5)
+    batch = TrainBatch(rows=rows, ref_logprobs=before, kl_coef=0.5).with_advantages(make_advantages(rows))
     first, second = worker.update(batch, 1), worker.update(batch, 2)
     assert first["train/kl_reference"] == pytest.approx(0.0, abs=1e-6)
     assert second["train/kl_reference"] > 1e-5
@@ -252,7 +257,7 @@ def test_a_straight_through_kl_has_the_value_of_its_name_and_another_gradient(
         worker = PolicyRank(make_spec(kl_coef=0.5, kl_estimator=estimator))
         reference = [row.engine_logprobs - 0.3 for row in rows]
         advantages = make_advantages(rows)
-        batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=reference, kl_coef=0.5)
+        batch = TrainBatch(rows=rows, ref_logprobs=reference, kl_coef=0.5).with_advantages(advantages)
         found[estimator] = worker.update(batch, 1)
     first, straight, second = found.values()
     assert straight["train/kl_reference"] == pytest.approx(first["train/kl_reference"])
@@ -267,7 +272,7 @@ def test_the_kl_of_a_step_has_the_coefficient_of_its_batch(
     reference = [row.engine_logprobs - 0.3 for row in rows]
     for spec_coef, batch_coef in ((0.5, 0.5), (0.1, 0.5), (0.1, 0.1)):
         worker = PolicyRank(make_spec(kl_coef=spec_coef))
-        batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=batch_coef)
+        batch = TrainBatch(rows=rows, ref_logprobs=reference, kl_coef=batch_coef).with_advantages(make_advantages(rows))
         losses.append(worker.update(batch, 1)["train/loss"])
     assert losses[0] == pytest.approx(losses[1]) and losses[0] != pytest.approx(losses[2], rel=1e-3)
 
@@ -276,7 +281,7 @@ def test_tokens_outside_their_band_do_not_train_and_are_counted(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(4)
-    batch = TrainBatch.from_padded(rows, make_advantages(rows))
+    batch = TrainBatch(rows=rows).with_advantages(make_advantages(rows))
     plain = PolicyRank(make_spec()).update(batch, 1)
     assert "train/tis_left_out" not in plain and 0 < plain["train/tis_effective"] <= 1
     nothing = PolicyRank(make_spec(off_policy={"token_band": [1e8, 1e9]})).update(batch, 1)
@@ -301,10 +306,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
     rows = make_rows(4)
     loss = Breakable()
     worker = PolicyRank(make_spec(policy_loss=loss))
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     loss.broken = True
     before, state = parameters(worker), copy.deepcopy(worker.policy.optimizer.state_dict()["state"])
-    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
+    metrics = worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 2)
     assert (metrics["train/skipped_updates"], metrics["train/optimizer_steps"]) == (1.0, 0.0)
     assert "train/loss" not in metrics
     assert torch.equal(parameters(worker), before)
@@ -312,7 +317,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
         assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert worker.policy.bad_steps == 1
     loss.broken = False
-    assert worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 3)["train/skipped_updates"] == 0.0
+    assert (
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 3)["train/skipped_updates"] == 0.0
+    )
     assert worker.policy.bad_steps == 0
 
 
@@ -328,11 +335,11 @@ def test_training_stops_after_too_many_bad_steps_in_a_row(
     monkeypatch.setattr("ramet.policy.model_trainer.MAX_BAD_STEPS", 2)
     for step, broken in ((1, True), (2, False), (3, True)):
         loss.broken = broken
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), step)
     good = parameters(worker)
     said = r"step 4: loss nan \(policy loss .*\.Breakable\), .*not finite 2 times in a row; "
     with pytest.raises(TrainingDiverged, match=said):
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 4)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 4)
     assert torch.equal(parameters(worker), good)
 
 
@@ -352,7 +359,7 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
     before = parameters(worker)
     monkeypatch.setattr(worker.policy.module, "forward", full)
     with pytest.raises(OutOfMemory) as raised:
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     assert str(raised.value) == (
         "policy rank 0: the memory of cpu is too small for a pass: CUDA out of memory. Tried to allocate 2 GiB. Lower "
         f"policy.max_microbatch_tokens={rows[0].n_tokens}, or set policy.activation_checkpointing=true, or use several "
@@ -360,11 +367,9 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
     )
     monkeypatch.setattr(worker.policy.module, "forward", compute)
     assert torch.equal(parameters(worker), before)
-    again = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    assert (
-        again["train/grad_norm"]
-        == PolicyRank(worker.spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)["train/grad_norm"]
-    )
+    batch = TrainBatch(rows=rows).with_advantages(make_advantages(rows))
+    again, expected = (each.update(batch, 1) for each in (worker, PolicyRank(worker.spec)))
+    assert again["train/grad_norm"] == expected["train/grad_norm"]
 
 
 @dataclass
@@ -385,7 +390,9 @@ def test_a_loss_gets_what_it_needs_and_nothing_that_costs_more(
     rows = make_rows(3)
     plain, rich = Curious(frozenset()), Curious(frozenset({Need.ENTROPY, Need.REFERENCE}))
     for loss in (plain, rich):
-        batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=[row.engine_logprobs for row in rows])
+        batch = TrainBatch(rows=rows, ref_logprobs=[row.engine_logprobs for row in rows]).with_advantages(
+            make_advantages(rows)
+        )
         PolicyRank(make_spec(policy_loss=loss)).update(batch, 1)
     assert all(batch.entropies is None and batch.ref_logprobs is None for batch in plain.seen)
     assert all(batch.entropies is not None and batch.entropies.requires_grad for batch in rich.seen)
@@ -433,7 +440,7 @@ def test_a_loss_that_breaks_the_contract_is_the_plugins_error(
     rows = make_rows(2)
     worker = PolicyRank(make_spec(policy_loss=loss))
     with pytest.raises(PluginError) as caught:
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     line = f"core/tests/policy/test_worker.py:{type(loss).__call__.__code__.co_firstlineno}"
     assert str(caught.value) == f"policy loss {type(loss).__module__}.{type(loss).__name__}{what} ({line})"
 
@@ -454,7 +461,7 @@ def test_a_loss_that_changes_its_inputs_is_named_with_what_it_changed(
     rows = make_rows(4)
     worker = PolicyRank(make_spec(policy_loss=Overwrites()))
     with pytest.raises(PluginError, match=r"policy loss .*Overwrites changed its inputs in place: engine_logprobs"):
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
 
 
 def test_an_estimator_that_changes_its_inputs_is_named_with_what_it_changed(make_rows: MakeRows) -> None:
@@ -467,7 +474,7 @@ def test_an_estimator_that_changes_its_inputs_is_named_with_what_it_changed(make
 
     rows = make_rows(4)
     with pytest.raises(PluginError, match=r"advantage estimator .*Centres changed its inputs in place: rewards; work"):
-        estimate(Centres(), rows, old_logprobs=[row.engine_logprobs for row in rows])
+        estimate(Centres(), TrainBatch(rows=rows, old_logprobs=[row.engine_logprobs for row in rows]))
 
 
 def test_weights_are_the_names_and_values_of_the_plain_model(make_spec: MakeSpec, tiny: Path) -> None:
@@ -483,7 +490,7 @@ def test_activation_checkpointing_changes_no_number(
     rows = make_rows(5)
     plain, saving = (PolicyRank(make_spec(activation_checkpointing=flag)) for flag in (False, True))
     for worker in (plain, saving):
-        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     assert saving.model.is_gradient_checkpointing
     assert torch.equal(parameters(plain), parameters(saving))
 
@@ -494,7 +501,7 @@ def test_bfloat16_trains_float32_weights_so_that_small_steps_are_not_lost(
     rows = make_rows(4)
     worker = PolicyRank(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16), lr=1e-6))
     before = parameters(worker)
-    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     after = parameters(worker)
     assert after.dtype is torch.float32 and np.isfinite(metrics["train/loss"])
     assert (after != before).float().mean() > 0.9
@@ -506,7 +513,7 @@ def test_an_exported_folder_has_the_weights_and_the_tokenizer(
 ) -> None:
     rows = make_rows(4)
     worker = PolicyRank(make_spec())
-    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     worker.export(tmp_path / "hf")
     again = PolicyRank(make_spec(model=ModelConfig(path=str(tmp_path / "hf"))))
     assert torch.equal(parameters(again), parameters(worker))
@@ -525,7 +532,7 @@ def test_a_spec_and_its_results_pickle(
 ) -> None:
     spec = pickle.loads(pickle.dumps(make_spec()))
     rows = pickle.loads(pickle.dumps(make_rows(2)))
-    metrics = PolicyRank(spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    metrics = PolicyRank(spec).update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     assert pickle.loads(pickle.dumps(metrics)) == metrics
 
 
@@ -579,7 +586,7 @@ def test_an_offloaded_optimiser_travels_once_per_update(
     monkeypatch.setattr("ramet.policy.rank.check_policy_options", lambda *_: [])
     monkeypatch.setattr("ramet.policy.model_trainer.MAX_BAD_STEPS", 1)
     rows = make_rows(6)
-    batch = TrainBatch.from_padded(rows, make_advantages(rows))
+    batch = TrainBatch(rows=rows).with_advantages(make_advantages(rows))
     worker, plain = (
         PolicyRank(make_spec(offload=offload, minibatches=2, epochs=2)) for offload in (Offload.OPTIMIZER, Offload.NONE)
     )
@@ -609,5 +616,5 @@ def test_the_schedule_begins_with_the_first_update_of_the_policy(
     spec = make_spec(lr=0.1, warmup_steps=2, schedule=Schedule.LINEAR, total_steps=6, critic_warmup_steps=2)
     worker = PolicyRank(spec)
     for step in range(3, 7):
-        rates.append(worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)["train/lr"])
+        rates.append(worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), step)["train/lr"])
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])

@@ -50,7 +50,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def trained(spec: PolicySpec, rows: list[Row], advantages: Tensor) -> tuple[list[dict[str, float]], Tensor]:
     worker = PolicyRank(spec)
-    batch = TrainBatch.from_padded(rows, advantages, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = TrainBatch(rows=rows, ref_logprobs=[row.engine_logprobs for row in rows], kl_coef=0.1)
+    batch = batch.with_advantages(advantages)
     metrics = [worker.update(batch, step) for step in (1, 2)]
     return metrics, torch.cat([tensor.flatten().clone() for _, tensor in worker.weights()])
 
@@ -76,12 +77,12 @@ def test_a_share_is_reported_and_auto_follows_it(
 ) -> None:
     worker = PolicyRank(make_spec())
     for rows, shares in ((make_tree_rows(3), True), (make_rows(6), False)):
-        metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+        metrics = worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
         assert metrics["train/unique_token_share"] == unique_token_share(rows)
         assert (unique_token_share(rows) < 0.85) is shares
         fed = sum(batch.n_tokens for batch in worker.policy.micro_batches(rows))
         assert fed == round(unique_token_share(rows) * sum(row.n_tokens - 1 for row in rows))
-    assert worker.update(TrainBatch.from_padded([], torch.zeros(0, 0)), 2)["train/unique_token_share"] == 1.0
+    assert worker.update(TrainBatch(rows=[]).with_advantages(torch.zeros(0, 0)), 2)["train/unique_token_share"] == 1.0
 
 
 def test_never_leaves_the_model_and_the_layouts_alone(make_spec: MakeSpec, make_tree_rows: MakeRows) -> None:
@@ -114,7 +115,7 @@ def test_a_critic_learns_the_same(make_spec: MakeSpec, make_tree_rows: MakeRows,
         )
         worker = PolicyRank(make_spec(share_prefixes=share), spec)
         for step in (1, 2):
-            batch = TrainBatch.from_padded(rows, returns, returns=returns, values=worker.values(rows))
+            batch = TrainBatch(rows=rows, values=worker.values(rows)).with_advantages(returns, returns=returns)
             metrics = worker.update_critic(batch, step)
         found.append((metrics, worker.values(rows)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)

@@ -66,7 +66,7 @@ def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Ten
     worker.policy.module.forward = recording  # type: ignore[method-assign]
     metrics: dict[str, float] = {}
     for step, given in enumerate(advantages, start=1):
-        metrics = worker.update(TrainBatch.from_padded(rows, given), step)
+        metrics = worker.update(TrainBatch(rows=rows).with_advantages(given), step)
     return parameters(worker), metrics, seen
 
 
@@ -104,7 +104,7 @@ def test_packing_does_not_change_the_update(
         worker = PolicyRank(make_spec(policy_loss=loss, minibatches=2))
         if packed:
             worker.policy._cost = None
-        worker.update(TrainBatch.from_padded(rows, some_zero_advantages(rows)), 1)
+        worker.update(TrainBatch(rows=rows).with_advantages(some_zero_advantages(rows)), 1)
         weights.append(parameters(worker))
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
 

@@ -23,9 +23,8 @@ from ramet.algorithms.advantages.remax import Remax
 from ramet.algorithms.advantages.rloo import Rloo
 from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.algorithms.advantages.treerl import TreeRl
-from ramet.algorithms.kl_control import kl_penalty
-from ramet.config.schema import KlEstimator
 from ramet.policy.batching.rows import Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.testing.batches import root_row
 from ramet.train.learning import estimate
 
@@ -73,12 +72,14 @@ def all_texts() -> list[Row]:
 
 
 def advantages_of(name: str, rows: list[Row], logprobs: Tensor, reference: Tensor, coef: float) -> Tensor:
-    mask = torch.ones(logprobs.shape, dtype=torch.bool)
-    penalty = kl_penalty(logprobs, reference, mask, coef=coef, estimator=KlEstimator.K1)
-    zeros = [np.zeros(2, np.float32) for _ in rows]
-    return estimate(
-        ESTIMATORS[name](), rows, values=zeros, greedy_rewards=[1.0] * len(rows), penalty=penalty
-    ).advantages
+    step = TrainBatch(
+        rows=rows,
+        old_logprobs=list(logprobs.numpy()),
+        ref_logprobs=list(reference.numpy()),
+        values=[np.zeros(2, np.float32) for _ in rows],
+        kl_coef=coef,
+    )
+    return estimate(ESTIMATORS[name](), step, greedy_rewards=[1.0] * len(rows), kl_in_reward=True).advantages
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ramet.errors import PluginError
 from ramet.policy.batching.rows import rows_of
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import answered_rollout
@@ -169,7 +170,7 @@ def test_an_estimator_sees_it_whichever_way_the_rollouts_came(
     way: Callable[[ScoredGroup, Path], ScoredGroup],
 ) -> None:
     rows = rows_of([way(group, tmp_path)])
-    assert estimate(estimator(), pickle.loads(pickle.dumps(rows))).advantages.tolist() == expected
+    assert estimate(estimator(), pickle.loads(pickle.dumps(TrainBatch(rows=rows)))).advantages.tolist() == expected
 
 
 def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -> None:
@@ -186,6 +187,7 @@ def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -
     rows = rows_of([group])
     rows = [replace(row, entropies=row.engine_logprobs) for row in rows]
     arrays = [row.engine_logprobs for row in rows]
+    step = TrainBatch(rows=rows, old_logprobs=arrays, ref_logprobs=arrays, values=arrays)
     fields = {
         Need.OLD_LOGPROBS: "old_logprobs",
         Need.REFERENCE: "ref_logprobs",
@@ -195,7 +197,7 @@ def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -
     }
     for needs in ((), *((need,) for need in fields), tuple(fields)):
         looks = Looks(*needs)
-        estimate(looks, rows, old_logprobs=arrays, ref_logprobs=arrays, values=arrays, greedy_rewards=[0.0] * len(rows))
+        estimate(looks, step, greedy_rewards=[0.0] * len(rows))
         assert looks.seen == {fields[need] for need in needs}
 
 
@@ -245,7 +247,7 @@ def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: st
     )
     rows = rows_of([group])
     with pytest.raises(PluginError) as caught:
-        estimate(estimator, rows, old_logprobs=[row.engine_logprobs for row in rows])
+        estimate(estimator, TrainBatch(rows=rows, old_logprobs=[row.engine_logprobs for row in rows]))
     line = f"core/tests/train/test_learning.py:{type(estimator).__call__.__code__.co_firstlineno}"
     name = f"{type(estimator).__module__}.{type(estimator).__name__}"
     assert str(caught.value) == f"advantage estimator {name}{what} ({line})"

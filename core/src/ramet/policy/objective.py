@@ -54,7 +54,7 @@ class Objective:
         policy: TokenLogprobs = self._policy.forward(micro_batch, spec.temperature, self._entropy)
         if not rows:
             return policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
-        tokens = self._batch.inputs(rows, policy.logprobs, policy.entropies)
+        tokens = self._batch.loss_inputs(rows, policy.logprobs, policy.entropies)
         # The policy's loss. A loss gets what it needs and nothing else that costs a pass. It may overflow on tokens
         # outside the mask; without a gradient there, 0 * inf cannot reach the weights.
         given = replace(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ramet.algorithms.kl_control import KL_HORIZON, KlController, KlPenalty, kl_penalty
+from ramet.algorithms.kl_control import KL_HORIZON, KlController, kl_penalty
 from ramet.cluster.interfaces import Ranks
 from ramet.config.schema import Config, KlEstimator, OldLogprobs
 from ramet.errors import PluginError
@@ -21,16 +21,8 @@ from ramet.io import repeats
 from ramet.plugins import origin
 from ramet.plugins.output_checks import advantage_problem
 from ramet.plugins.plugin_code import boundary, defined_at
-from ramet.policy.batching.rows import (
-    Floats,
-    Row,
-    advantage_inputs,
-    engine_entropies,
-    padded,
-    row_metrics,
-    rows_of,
-)
-from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.batching.rows import Floats, Row, row_metrics, rows_of
+from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.policy.objective import unchanged
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
@@ -70,6 +62,7 @@ class Learner:
         self._preemption = preemption
         self._state = state
         train = config.train
+        self._kl_in_reward = train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1_REWARD
         self._kl = KlController(
             coef=train.kl_coef if state.kl_coef is None or train.kl_target is None else state.kl_coef,
             target=train.kl_target,
@@ -140,52 +133,16 @@ class Learner:
         reference = await self._ranks.call(PolicyRank.reference_logprobs, rows) if self._needs_reference else None
         values = await self._ranks.call(PolicyRank.values, rows) if self._critic is not None else None
         clock.lap("logprobs")
-        penalty = self._kl_penalty(rows, old, reference)
-        output = estimate(
-            self._estimator,
-            rows,
-            old_logprobs=old,
-            ref_logprobs=reference,
-            values=values,
-            greedy_rewards=None
-            if greedy is None
-            else [reward for row in rows if (reward := greedy[row.group]) is not None],
-            penalty=penalty,
-        )
+        batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference, values=values, kl_coef=self._kl.coef)
+        baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
+        output = estimate(self._estimator, batch, greedy_rewards=baselines, kl_in_reward=self._kl_in_reward)
         if values is not None and output.returns is None:
             raise PluginError(
                 f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
                 "trained on them"
             )
-        batch = TrainBatch.from_padded(
-            rows,
-            output.advantages,
-            returns=output.returns,
-            weights=output.weights,
-            old_logprobs=old,
-            ref_logprobs=reference,
-            values=values,
-            kl_coef=self._kl.coef,
-        )
-        return batch, {**output.metrics, **({} if penalty is None else {"train/kl_reward": penalty.kl})}
-
-    def _kl_penalty(
-        self, rows: Sequence[Row], old: Sequence[Floats] | None, reference: Sequence[Floats] | None
-    ) -> KlPenalty | None:
-        """What `train.kl_estimator=k1-reward` takes off the returns of these rows' tokens."""
-        if not self._kl_in_reward or old is None or reference is None:
-            return None
-        return kl_penalty(
-            padded(old, torch.float32, 0),
-            padded(reference, torch.float32, 0),
-            padded([row.mask for row in rows], torch.bool, 0),
-            coef=self._kl.coef,
-            estimator=KlEstimator.K1,
-        )
-
-    @property
-    def _kl_in_reward(self) -> bool:
-        return self._config.train.kl_coef > 0 and self._config.train.kl_estimator is KlEstimator.K1_REWARD
+        learned = batch.with_advantages(output.advantages, returns=output.returns, weights=output.weights)
+        return learned, dict(output.metrics)
 
     def _policy_learns(self, step: int) -> bool:
         """Whether the critic is warm, if there is one."""
@@ -204,34 +161,29 @@ class Learner:
 
 def estimate(
     estimator: AdvantageEstimator,
-    rows: Sequence[Row],
+    step: TrainBatch,
     *,
-    old_logprobs: Sequence[Floats] | None = None,
-    ref_logprobs: Sequence[Floats] | None = None,
-    values: Sequence[Floats] | None = None,
     greedy_rewards: Sequence[float] | None = None,
-    penalty: KlPenalty | None = None,
+    kl_in_reward: bool = False,
 ) -> AdvantageOutput:
-    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given.
+    """Return advantages `[N, T]` of the step's rows. The estimator sees what its `needs` name of what the step has.
 
-    `penalty` is among the token rewards of a `discounted` estimator. Beside any other its part is added to what the
-    estimator returns, so that no statistics of a group, as the division by its standard deviation, turn the noise of a
-    small KL into advantages of full size. Raises `PluginError` if the estimator breaks the contract.
+    `kl_in_reward`: tokens lose `step.kl_coef` times their KL to the reference. A `discounted` estimator has that among
+    its token rewards. Beside any other its part is added to what the estimator returns, so that no statistics of a
+    group, as the division by its standard deviation, turn the noise of a small KL into advantages of full size. Raises
+    `PluginError` if the estimator breaks the contract.
     """
-    needs, name = estimator.needs, f"advantage estimator {origin(estimator)}"
-    batch = advantage_inputs(
-        rows,
-        old_logprobs=old_logprobs if Need.OLD_LOGPROBS in needs else None,
-        ref_logprobs=ref_logprobs if Need.REFERENCE in needs else None,
-        entropies=engine_entropies(rows) if Need.ENTROPY in needs else None,
-        values=values if Need.VALUES in needs else None,
-        greedy_rewards=greedy_rewards if Need.GREEDY_ROLLOUT in needs else None,
-    )
+    name = f"advantage estimator {origin(estimator)}"
+    batch = step.advantage_inputs(estimator.needs, greedy_rewards)
+    penalty = None
+    if kl_in_reward and step.old_logprobs is not None and step.ref_logprobs is not None:
+        old, ref = (padded(logprobs, torch.float32, 0) for logprobs in (step.old_logprobs, step.ref_logprobs))
+        penalty = kl_penalty(old, ref, batch.mask, coef=step.kl_coef, estimator=KlEstimator.K1)
     discounted = bool(getattr(estimator, "discounted", False))  # may be left out
     if penalty is not None and discounted:
         given = 0 if batch.token_rewards is None else batch.token_rewards
         batch = replace(batch, token_rewards=given + penalty.token_rewards)
-    if Need.ENTROPY in needs and batch.entropies is None:
+    if Need.ENTROPY in estimator.needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad(), unchanged(batch, name):
         with boundary(name, "advantage"):
@@ -239,6 +191,7 @@ def estimate(
     problem = advantage_problem(output, batch)
     if problem is not None:
         raise PluginError(f"{name}: {problem}{defined_at(estimator)}")
-    if penalty is not None and not discounted:
-        return replace(output, advantages=output.advantages + penalty.to_go(batch.mask))
-    return output
+    if penalty is None:
+        return output
+    output = replace(output, metrics={**output.metrics, "train/kl_reward": penalty.kl})
+    return output if discounted else replace(output, advantages=output.advantages + penalty.to_go(batch.mask))

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ramet.errors import PluginError
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import AdvantageInputs, Segment, SegmentKind, StopReason
+from ramet.types import Segment, SegmentKind, StopReason
 from ramet.types.algorithm import MIN_GROUP
 
 logger = logging.getLogger(__name__)
@@ -182,109 +180,3 @@ def _entropies(segment: Segment) -> NDArray[Any]:
 
 def _version(segment: Segment) -> int:
     return -1 if segment.policy_version is None else segment.policy_version
-
-
-def advantage_inputs(
-    rows: Sequence[Row],
-    *,
-    old_logprobs: Sequence[Floats] | None = None,
-    ref_logprobs: Sequence[Floats] | None = None,
-    entropies: Sequence[Floats] | None = None,
-    values: Sequence[Floats] | None = None,
-    greedy_rewards: Sequence[float] | None = None,
-) -> AdvantageInputs:
-    """The padded `[N, T]` batch of an estimator; T is the longest response. Sequences hold one entry per row.
-
-    What is None stays None.
-    """
-    return AdvantageInputs(
-        rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32),
-        reward_parts=_parts(rows),
-        mask=padded([row.mask for row in rows], torch.bool, 0),
-        group_ids=torch.tensor([row.group for row in rows], dtype=torch.int64),
-        turn_ids=padded([row.turn_ids for row in rows], torch.int64, -1),
-        node_ids=padded([row.node_ids for row in rows], torch.int64, -1),
-        parent=torch.tensor([row.parent for row in rows], dtype=torch.int64),
-        fork_position=torch.tensor([row.fork_position for row in rows], dtype=torch.int64),
-        stop=[row.stop for row in rows],
-        n_tool_calls=torch.tensor([row.n_tool_calls for row in rows], dtype=torch.int64),
-        engine_logprobs=padded([row.engine_logprobs for row in rows], torch.float32, 0),
-        policy_versions=padded([row.policy_versions for row in rows], torch.int64, -1),
-        old_logprobs=None if old_logprobs is None else padded(old_logprobs, torch.float32, 0),
-        token_rewards=_token_rewards(rows),
-        turn_rewards=_turn_rewards(rows),
-        state_ids=_state_ids(rows),
-        entropies=None if entropies is None else padded(entropies, torch.float32, 0),
-        ref_logprobs=None if ref_logprobs is None else padded(ref_logprobs, torch.float32, 0),
-        values=None if values is None else padded(values, torch.float32, 0),
-        greedy_rewards=None if greedy_rewards is None else torch.tensor(greedy_rewards, dtype=torch.float32),
-    )
-
-
-def padded(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float) -> Tensor:
-    """One array per row as `[N, T]`, padded on the right with `fill`."""
-    out = torch.full((len(arrays), max((len(a) for a in arrays), default=0)), fill, dtype=dtype)
-    for i, array in enumerate(arrays):
-        out[i, : len(array)] = torch.from_numpy(array)
-    return out
-
-
-def unpadded(rows: Sequence[Row], values: Tensor) -> list[Floats]:
-    """The inverse of `padded` for a `[N, T]` result of an estimator: one float32 array per row."""
-    numbers = values.detach().to("cpu", torch.float32).numpy()
-    return [numbers[i, : len(row.response_ids)] for i, row in enumerate(rows)]
-
-
-def _parts(rows: Sequence[Row]) -> dict[str, Tensor]:
-    names = sorted({name for row in rows for name in row.parts})
-    return {name: torch.tensor([row.parts.get(name, float("nan")) for row in rows]) for name in names}
-
-
-def _token_rewards(rows: Sequence[Row]) -> Tensor | None:
-    if not any(row.token_rewards for row in rows):
-        return None
-    out = torch.zeros(len(rows), max(len(row.response_ids) for row in rows))
-    for i, row in enumerate(rows):
-        for position, value in row.token_rewards.items():
-            out[i, position] += value
-    return out
-
-
-def engine_entropies(rows: Sequence[Row]) -> list[Floats] | None:
-    """The engine's, if every row has them."""
-    found = [row.entropies for row in rows if row.entropies is not None]
-    return found if len(found) == len(rows) else None
-
-
-def _turn_rewards(rows: Sequence[Row]) -> Tensor | None:
-    """`[N, turns]`, as many turns as the longest row has."""
-    if not any(reward is not None for row in rows for reward in row.turn_rewards):
-        return None
-    turns = max(max(len(row.turn_rewards), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
-    out = torch.full((len(rows), turns), float("nan"))
-    for i, row in enumerate(rows):
-        for turn, reward in enumerate(row.turn_rewards):
-            out[i, turn] = float("nan") if reward is None else reward
-    return out
-
-
-def _state_ids(rows: Sequence[Row]) -> Tensor | None:
-    """`[N, turns]`, as many turns as the longest row has; states of different groups have different numbers."""
-    named = [_named_states(row) for row in rows]
-    if not any(named):
-        return None
-    numbers: dict[tuple[int, str | bytes], int] = {}
-    turns = max(max(len(row.state_keys), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
-    out = torch.full((len(rows), turns), -1, dtype=torch.int64)
-    for i, (row, states) in enumerate(zip(rows, named, strict=True)):
-        for turn, key in states.items():
-            out[i, turn] = numbers.setdefault((row.group, key), len(numbers))
-    return out
-
-
-def _named_states(row: Row) -> dict[int, str | bytes]:
-    """Return states by turn. A first turn without a name began in the state that was shown (`begin`)."""
-    first = int(row.mask.argmax()) if row.mask.any() else 0
-    shown = first > 0 and row.turn_ids[first] == 0
-    begun: dict[int, str | bytes] = {0: row.response_ids[:first].tobytes()} if shown else {}
-    return begun | {turn: key for turn, key in enumerate(row.state_keys) if key is not None}

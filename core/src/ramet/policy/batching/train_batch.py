@@ -1,9 +1,9 @@
-"""What one training step is given: its rows and what belongs to their tokens, cut into micro-batches on demand."""
+"""A training step's rows and what belongs to their tokens: what estimators and losses are given is made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,51 +11,74 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramet.policy.batching.rows import Floats, Row, unpadded
-from ramet.types import LossInputs
+from ramet.policy.batching.rows import Floats, Row
+from ramet.types import AdvantageInputs, LossInputs, Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """One step's N rows. Every other field holds N float32 arrays, each `[T]` over the response of its row.
+    """One step's N rows. Every other sequence holds N float32 arrays, each `[T]` over the response of its row.
 
     It pickles: the driver gives the same batch to every rank. What is None is not needed.
     """
 
     rows: Sequence[Row]
-    advantages: Sequence[Floats]
+    advantages: Sequence[Floats] = ()  # empty before the estimator has given them
     old_logprobs: Sequence[Floats] | None = None  # pi_old; None: as train.old_logprobs asks, the update computes it or
     # takes the policy itself, before its only optimiser step
     ref_logprobs: Sequence[Floats] | None = None
     returns: Sequence[Floats] | None = None  # what the critic is trained towards
     values: Sequence[Floats] | None = None  # the critic's before this step's update
     weights: Sequence[Floats] | None = None  # how much a token counts in the policy's loss; None: 1
-    kl_coef: float = 0.0  # of the KL in the loss in this step
+    kl_coef: float = 0.0  # of the KL in the loss or in the reward in this step
 
-    @classmethod
-    def from_padded(
-        cls,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        *,
-        returns: Tensor | None = None,
-        weights: Tensor | None = None,
-        old_logprobs: Sequence[Floats] | None = None,
-        ref_logprobs: Sequence[Floats] | None = None,
-        values: Sequence[Floats] | None = None,
-        kl_coef: float = 0.0,
-    ) -> TrainBatch:
-        """From what an estimator gives, `[N, T]` padded to the longest response."""
-        return cls(
-            rows=rows,
-            advantages=unpadded(rows, advantages),
-            old_logprobs=old_logprobs,
-            ref_logprobs=ref_logprobs,
-            returns=None if returns is None else unpadded(rows, returns),
-            weights=None if weights is None else unpadded(rows, weights),
-            values=values,
-            kl_coef=kl_coef,
+    def advantage_inputs(
+        self, needs: Collection[Need] = (), greedy_rewards: Sequence[float] | None = None
+    ) -> AdvantageInputs:
+        """Return the padded `[N, T]` batch of an estimator, with what its `needs` name; T is the longest response.
+
+        `greedy_rewards` holds one entry per row.
+        """
+        rows = self.rows
+        greedy = greedy_rewards if Need.GREEDY_ROLLOUT in needs else None
+        return AdvantageInputs(
+            rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32),
+            reward_parts=_parts(rows),
+            mask=padded([row.mask for row in rows], torch.bool, 0),
+            group_ids=torch.tensor([row.group for row in rows], dtype=torch.int64),
+            turn_ids=padded([row.turn_ids for row in rows], torch.int64, -1),
+            node_ids=padded([row.node_ids for row in rows], torch.int64, -1),
+            parent=torch.tensor([row.parent for row in rows], dtype=torch.int64),
+            fork_position=torch.tensor([row.fork_position for row in rows], dtype=torch.int64),
+            stop=[row.stop for row in rows],
+            n_tool_calls=torch.tensor([row.n_tool_calls for row in rows], dtype=torch.int64),
+            engine_logprobs=padded([row.engine_logprobs for row in rows], torch.float32, 0),
+            policy_versions=padded([row.policy_versions for row in rows], torch.int64, -1),
+            old_logprobs=_floats(self.old_logprobs if Need.OLD_LOGPROBS in needs else None),
+            token_rewards=_token_rewards(rows),
+            turn_rewards=_turn_rewards(rows),
+            state_ids=_state_ids(rows),
+            entropies=_floats(_entropies(rows) if Need.ENTROPY in needs else None),
+            ref_logprobs=_floats(self.ref_logprobs if Need.REFERENCE in needs else None),
+            values=_floats(self.values if Need.VALUES in needs else None),
+            greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
         )
+
+    def with_advantages(
+        self, advantages: Tensor, *, returns: Tensor | None = None, weights: Tensor | None = None
+    ) -> TrainBatch:
+        """Add what an estimator gave, `[N, T]` each."""
+        return replace(
+            self,
+            advantages=self._unpadded(advantages),
+            returns=None if returns is None else self._unpadded(returns),
+            weights=None if weights is None else self._unpadded(weights),
+        )
+
+    def _unpadded(self, values: Tensor) -> list[Floats]:
+        """The inverse of `padded`: one float32 array per row."""
+        numbers = values.detach().to("cpu", torch.float32).numpy()
+        return [numbers[i, : len(row.response_ids)] for i, row in enumerate(self.rows)]
 
     def has_signal(self, row: int) -> bool:
         """Whether any of its trained tokens has an advantage."""
@@ -66,7 +89,7 @@ class TrainBatch:
         trained = self.rows[row]
         return trained.n_trained if self.weights is None else float(self.weights[row][trained.mask].sum(dtype=float))
 
-    def inputs(self, chosen: Sequence[int], logprobs: Tensor, entropies: Tensor | None) -> LossInputs:
+    def loss_inputs(self, chosen: Sequence[int], logprobs: Tensor, entropies: Tensor | None) -> LossInputs:
         """Return these rows' responses one after another: T is the sum of their lengths.
 
         `logprobs` and `entropies` `[T]` are pi's, on the device where all are wanted.
@@ -90,7 +113,7 @@ class TrainBatch:
         )
 
     def token_weights(self, chosen: Sequence[int], device: torch.device) -> Tensor | None:
-        """Return how much each token of `inputs` counts; None: 1."""
+        """Return how much each token of `loss_inputs` counts; None: 1."""
         return self._joined(self.weights, chosen, device)
 
     @staticmethod
@@ -100,3 +123,70 @@ class TrainBatch:
 
 def joined(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays)).to(device)
+
+
+def padded(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float) -> Tensor:
+    """One array per row as `[N, T]`, padded on the right with `fill`."""
+    out = torch.full((len(arrays), max((len(a) for a in arrays), default=0)), fill, dtype=dtype)
+    for i, array in enumerate(arrays):
+        out[i, : len(array)] = torch.from_numpy(array)
+    return out
+
+
+def _floats(arrays: Sequence[Floats] | None) -> Tensor | None:
+    return None if arrays is None else padded(arrays, torch.float32, 0)
+
+
+def _parts(rows: Sequence[Row]) -> dict[str, Tensor]:
+    names = sorted({name for row in rows for name in row.parts})
+    return {name: torch.tensor([row.parts.get(name, float("nan")) for row in rows]) for name in names}
+
+
+def _token_rewards(rows: Sequence[Row]) -> Tensor | None:
+    if not any(row.token_rewards for row in rows):
+        return None
+    out = torch.zeros(len(rows), max(len(row.response_ids) for row in rows))
+    for i, row in enumerate(rows):
+        for position, value in row.token_rewards.items():
+            out[i, position] += value
+    return out
+
+
+def _entropies(rows: Sequence[Row]) -> list[Floats] | None:
+    """Return the engine's, if every row has them."""
+    found = [row.entropies for row in rows if row.entropies is not None]
+    return found if len(found) == len(rows) else None
+
+
+def _turn_rewards(rows: Sequence[Row]) -> Tensor | None:
+    """`[N, turns]`, as many turns as the longest row has."""
+    if not any(reward is not None for row in rows for reward in row.turn_rewards):
+        return None
+    turns = max(max(len(row.turn_rewards), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
+    out = torch.full((len(rows), turns), float("nan"))
+    for i, row in enumerate(rows):
+        for turn, reward in enumerate(row.turn_rewards):
+            out[i, turn] = float("nan") if reward is None else reward
+    return out
+
+
+def _state_ids(rows: Sequence[Row]) -> Tensor | None:
+    """`[N, turns]`, as many turns as the longest row has; states of different groups have different numbers."""
+    named = [_named_states(row) for row in rows]
+    if not any(named):
+        return None
+    numbers: dict[tuple[int, str | bytes], int] = {}
+    turns = max(max(len(row.state_keys), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
+    out = torch.full((len(rows), turns), -1, dtype=torch.int64)
+    for i, (row, states) in enumerate(zip(rows, named, strict=True)):
+        for turn, key in states.items():
+            out[i, turn] = numbers.setdefault((row.group, key), len(numbers))
+    return out
+
+
+def _named_states(row: Row) -> dict[int, str | bytes]:
+    """Return states by turn. A first turn without a name began in the state that was shown (`begin`)."""
+    first = int(row.mask.argmax()) if row.mask.any() else 0
+    shown = first > 0 and row.turn_ids[first] == 0
+    begun: dict[int, str | bytes] = {0: row.response_ids[:first].tobytes()} if shown else {}
+    return begun | {turn: key for turn, key in enumerate(row.state_keys) if key is not None}
