@@ -43,6 +43,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "report": Command("write an HTML report of a run", "report:run"),
     "plugins": Command("list what is installed, and what failed to load", "plugin_list:run"),
     "export": Command("write a trained policy as a Hugging Face folder", "export:run"),
+    "import": Command("write a GGUF file as a Hugging Face folder", "import_gguf:run"),
     "tiny-model": Command("make a small random model to try things with", "new:tiny_model"),
     "new": Command("start a plugin package of your own", "new:new"),
     "completion": Command("print a shell completion script for bash, zsh or fish", "completion:run"),

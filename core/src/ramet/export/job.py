@@ -6,10 +6,8 @@ checked.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +28,9 @@ from ramet.export.check import (
     random_sequences,
     recorded_sequences,
 )
+from ramet.export.folder import new_folder, require_new
 from ramet.export.model import build_model
 from ramet.export.verl import model_folder, read_shards
-from ramet.io.atomic import share_rights, sync, sync_tree, temporary_folder
-from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.state import saved_weights
@@ -100,7 +97,7 @@ def export_adapter(
     sequences = recorded or random_sequences(trained.config.vocab_size)
     before = logprobs(trained, sequences, saved.temperature)
     config = dataclasses.replace(config, dtype=Dtype.FLOAT32)
-    with _temporary(out) as folder:
+    with new_folder(out) as folder:
         write_adapter(folder, adapter, config)
         again = load_adapted(_comparable(config), folder)
         _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
@@ -198,7 +195,7 @@ def _export(
     """Also rounds `trained` to the wanted type."""
     tokenizer = load_tokenizer(config)
     before = logprobs(trained, sequences, temperature)
-    with _temporary(out) as folder:
+    with new_folder(out) as folder:
         for parameter in trained.parameters():  # `to` would round the frequencies of positions too
             parameter.data = parameter.data.to(DTYPES[config.dtype])
         written = before if config.dtype is Dtype.FLOAT32 else logprobs(trained, sequences, temperature)
@@ -262,28 +259,8 @@ def _passed(found: Comparison, dtype: Dtype, out: Path) -> Comparison:
     return found
 
 
-@contextlib.contextmanager
-def _temporary(out: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `out` at the end of the block, or deleted if it raises."""
-    folder: Path | None = None
-    try:
-        with naming(out):
-            folder = temporary_folder(out)
-            yield folder
-            share_rights(folder)
-            sync_tree(folder)
-            folder.replace(out)
-            sync(out.parent)
-    except OSError as error:
-        raise InfraError(f"{out}: not written: {os_error_text(error)}") from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def _begin(out: Path) -> None:
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise ConfigError(f"{out} is not an empty folder; nothing is overwritten, so name a new one")
+    require_new(out)
     set_up_torch(RunConfig())
 
 
