@@ -2,9 +2,16 @@
 
 Rows are never cleared between sequences: a position after a sequence's end may hold anything finite, because the
 mask gives it exactly no weight. The last position is scratch, where padding writes.
+
+On a CPU with Linux the whole cache is mapped at once, and the system gives it memory by pages of 4 KiB when they are
+first written: for the slots and lengths that are used, with the shapes and bits of a cache that is allocated in full.
 """
 
 from __future__ import annotations
+
+import math
+import mmap
+import sys
 
 import torch
 from torch import Tensor
@@ -33,8 +40,8 @@ class KVCache:
         self.length = round_up(max_tokens + 1)
         self.scratch = self.length - 1
         shape = (layers, slots, kv_heads, self.length, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._pages: list[mmap.mmap] = []
+        self.keys, self.values = self._zeros(shape, dtype, device), self._zeros(shape, dtype, device)
         self._heads = torch.arange(kv_heads, device=device)
         self._flat = [(k.view(-1, head_dim), v.view(-1, head_dim)) for k, v in zip(self.keys, self.values, strict=True)]
 
@@ -67,5 +74,16 @@ class KVCache:
         self.values[:, slot, :, start:] = 0
 
     def zero(self) -> None:
-        self.keys.zero_()
-        self.values.zero_()
+        for pages in self._pages:
+            pages.madvise(mmap.MADV_DONTNEED)  # gives them back: they are zeros when they are read again
+        if not self._pages:
+            self.keys.zero_()
+            self.values.zero_()
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device.type != "cpu" or sys.platform != "linux":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would be memory for thousands of positions
+        self._pages.append(pages)
+        return torch.frombuffer(pages, dtype=dtype).view(shape)
