@@ -24,14 +24,14 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
             f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
             "takes a device of its own; allowed with several: auto, cpu, cuda"
         )
-    found = read_config(config.model)
-    problems += check_attention(config.model, device=device, described=found)
-    if found is not None and config.policy.sequence_parallel > 1:
-        problems += check_ulysses(found, config.policy.sequence_parallel)
-    if found is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
-        problems += check_sharing(found, config.model.attention)
+    described = read_config(config.model)
+    problems += check_attention(config.model, device=device, described=described)
+    if described is not None and config.policy.sequence_parallel > 1:
+        problems += check_ulysses(described, config.policy.sequence_parallel)
+    if described is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
+        problems += check_sharing(described, config.model.attention)
     if config.policy.lora_rank:
-        problems += check_lora() + ([] if found is None else check_lora_of(found))
+        problems += check_lora() + ([] if described is None else check_lora_of(described))
     return problems
 
 
@@ -78,11 +78,11 @@ def _device(config: Config, elsewhere: bool) -> str | None:
 
 def shares_in_words(config: Config, *, cuda: bool) -> str:
     """Whether prefixes will be computed once, and what that leaves of a group's tokens."""
-    wanted, found = config.policy.share_prefixes, read_config(config.model)
+    wanted, described = config.policy.share_prefixes, read_config(config.model)
     size, prompt = config.rollout.group_size, config.data.max_prompt_tokens
     response = config.rollout.max_response_tokens
-    left = (prompt + size * response) / (size * (prompt + response))
-    group = f"{left:.0%} of the tokens of {size} rollouts of full length without forks are unique"
+    unique_share = (prompt + size * response) / (size * (prompt + response))
+    group = f"{unique_share:.0%} of the tokens of {size} rollouts of full length without forks are unique"
     if config.train.minibatches > 1 and config.train.minibatch_of is MinibatchOf.ROLLOUTS:
         group += ", but train.minibatch_of=rollouts parts groups, so updates share little"
     attention = config.model.attention
@@ -90,9 +90,9 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
         masked = cuda and chosen_attention(config.model, "cuda", plain=True) is Attention.FLASH
         masks = ", by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none)"
         return f"computed once{masks if masked else ''}; {group}"
-    if wanted is SharePrefixes.NEVER or found is None:
+    if wanted is SharePrefixes.NEVER or described is None:
         return ""
-    if problems := sharing_problems(found):
+    if problems := sharing_problems(described):
         return f"computed as often as they occur: {problems[0]}"
     if cuda or attention not in (Attention.AUTO, Attention.SDPA):
         could = "" if attention is Attention.EAGER else f"; policy.share_prefixes=always computes them once: {group}"

@@ -48,10 +48,10 @@ class ValueModel(nn.Module):
         if self.group is None:
             values = self._values(gathered(hidden_states(self.model, batch).flatten(0, 1), batch.predict))
         else:
-            states, own = ulysses_states(
+            states, indices = ulysses_states(
                 self.model, batch.input_ids, batch.position_ids, batch.predict, self.group, batch.attention
             )
-            values = join_values(self._values(states), own, len(batch.targets), self.group)
+            values = join_values(self._values(states), indices, len(batch.targets), self.group)
         return batch.on_responses(values)  # [n] -> [T]
 
     def _values(self, states: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ class ValueObjective:
         values: Tensor = self._critic.forward(micro_batch)
         if not rows:
             return values.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
-        own = [self._batch.rows[i] for i in rows]
-        mask = joined([row.mask for row in own], values.device)
+        batch_rows = [self._batch.rows[i] for i in rows]
+        mask = joined([row.mask for row in batch_rows], values.device)
         old_values = joined([self._old_values[i] for i in rows], values.device)
         returns = joined([self._returns[i] for i in rows], values.device)
         loss = value_loss(values, old_values, returns, self._clip)

@@ -52,24 +52,24 @@ class LogprobModel(nn.Module):
         # positions, where `own` [m] indexes into the n.
         model, group, n = self.model, self.group, len(batch.targets)
         if group is None:
-            states, own = gathered(hidden_states(model, batch).flatten(0, 1), batch.predict), None
+            states, own_indices = gathered(hidden_states(model, batch).flatten(0, 1), batch.predict), None
         else:
-            states, own = ulysses_states(
+            states, own_indices = ulysses_states(
                 model, batch.input_ids, batch.position_ids, batch.predict, group, batch.attention
             )
         # [m] each; the head's logits [m, V] exist only a piece at a time.
         logprobs, entropies = logprobs_from_hidden(
             states,
             _head(model),
-            batch.targets if own is None else batch.targets[own],
+            batch.targets if own_indices is None else batch.targets[own_indices],
             temperature,
             vocab_size=model.config.vocab_size,
             entropy=entropy,
         )
         # [m] of each rank -> [n] on every rank
-        if group is not None and own is not None:
-            logprobs = join_values(logprobs, own, n, group)
-            entropies = entropies if entropy is Entropy.NONE else join_values(entropies, own, n, group)
+        if group is not None and own_indices is not None:
+            logprobs = join_values(logprobs, own_indices, n, group)
+            entropies = entropies if entropy is Entropy.NONE else join_values(entropies, own_indices, n, group)
         # [n] -> [T]: 0 on inserted tokens
         return TokenLogprobs(
             logprobs=batch.on_responses(logprobs),

@@ -107,10 +107,10 @@ def merged_weights(model: nn.Module, dtype: torch.dtype | None = None) -> Iterat
         if ".lora_" in name:
             continue
         weight = full_tensor(tensor if dtype is None else tensor.to(dtype))
-        layer, found, kind = name.rpartition(BASE)
-        if found and kind == "weight":
+        layer, base, kind = name.rpartition(BASE)
+        if base and kind == "weight":
             weight = _merge(weight, full_tensor(state[layer + FACTOR_A]), full_tensor(state[layer + FACTOR_B]))
-        yield (f"{layer}.{kind}" if found else name), weight
+        yield (f"{layer}.{kind}" if base else name), weight
 
 
 def merged_shapes(model: nn.Module, dtype: torch.dtype) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:

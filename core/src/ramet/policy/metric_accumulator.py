@@ -43,9 +43,9 @@ class MetricAccumulator:
 
     def token_mean(self, name: str, values: Tensor, mask: Tensor) -> None:
         """The mean over the tokens of the mask; `values` and `mask` in any one shape."""
-        chosen = values.detach()[mask].double()
-        self._sums[name] = self._sums.get(name, 0.0) + chosen.sum()
-        self._counts[name] += len(chosen)
+        masked = values.detach()[mask].double()
+        self._sums[name] = self._sums.get(name, 0.0) + masked.sum()
+        self._counts[name] += len(masked)
 
     def effective_share(self, name: str, weights: Tensor, mask: Tensor) -> None:
         """The effective sample size of weighted tokens as a share of them, (sum w)^2 / (n sum w^2); 1 if all weigh the
@@ -57,9 +57,9 @@ class MetricAccumulator:
 
     def token_max(self, name: str, values: Tensor, mask: Tensor) -> None:
         """The maximum over the tokens of the mask."""
-        chosen = values.detach()[mask]
-        if len(chosen):
-            top = chosen.max()
+        masked = values.detach()[mask]
+        if len(masked):
+            top = masked.max()
             self._largest[name] = torch.maximum(self._largest.get(name, top), top)
 
     def token_percentiles(self, name: str, values: Tensor, mask: Tensor) -> None:

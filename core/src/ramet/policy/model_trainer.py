@@ -160,17 +160,19 @@ class ModelTrainer:
 
         In the order of `rows` on rank 0, or on all ranks; empty on others. `what` names it in the progress.
         """
-        own: dict[int, tuple[Floats, ...]] = {}
+        computed: dict[int, tuple[Floats, ...]] = {}
         with torch.no_grad(), self.within_memory():
             for batch in self.counter.over(what, self.micro_batches(rows)):
-                given = self.forward(batch, *options, module=module)
-                tensors = [given] if isinstance(given, Tensor) else [values for values in given if values is not None]
+                output = self.forward(batch, *options, module=module)
+                tensors = (
+                    [output] if isinstance(output, Tensor) else [values for values in output if values is not None]
+                )
                 pieces = [torch.split(values.cpu(), list(batch.lengths)) for values in tensors]
                 for i, *arrays in zip(batch.rows, *pieces, strict=True):
-                    own[i] = tuple(array.numpy().copy() for array in arrays)
+                    computed[i] = tuple(array.numpy().copy() for array in arrays)
         reshard(module or self.module)
         gather = gather_on_all if on_all else gather_on_first
-        parts = [own] if self.layout.world_size == 1 else gather(own)
+        parts = [computed] if self.layout.world_size == 1 else gather(computed)
         # Ranks that share sequences have the same rows; any of them is taken.
         return [next(part[i] for part in parts if i in part) for i in range(len(rows))] if parts else []
 
@@ -198,9 +200,9 @@ class ModelTrainer:
             group["lr"] = rate
         skipped = 0
         try:
-            for done, chosen in enumerate(order):
-                part = OptimizerStep(rows=chosen, is_first=done == 0)
-                passed = [i for i in chosen if i in computed]  # forward and backward
+            for done, indices in enumerate(order):
+                part = OptimizerStep(rows=indices, is_first=done == 0)
+                passed = [i for i in indices if i in computed]  # forward and backward
                 loss = 0.0
                 with self.within_memory():
                     # Without a row an empty pass gives gradients of 0.
@@ -209,16 +211,20 @@ class ModelTrainer:
                     for number, micro_batch in enumerate(counted, start=1):
                         scalar = loss_of(micro_batch, [passed[i] for i in micro_batch.rows], part)
                         loss += self._backward(scalar, last=number == len(batches))
-                outcome = self.optimizer_step(loss, [batch.rows[i] for i in chosen], mid_step=skipped < done)
+                outcome = self.optimizer_step(loss, [batch.rows[i] for i in indices], mid_step=skipped < done)
                 skipped += not outcome.finite
                 if outcome.finite:
                     metrics.mean(f"{self._name}/loss", outcome.loss)
                     metrics.mean(f"{self._name}/grad_norm", outcome.norm)
         finally:
             self._offload_optimizer()
-        found = metrics.result(include=self.layout.is_first_of_group)
-        own = {"lr": rate, "skipped_updates": float(skipped)}
-        return found | {f"{self._name}/{name}": value for name, value in own.items()} if self.layout.rank == 0 else {}
+        collected = metrics.result(include=self.layout.is_first_of_group)
+        extra = {"lr": rate, "skipped_updates": float(skipped)}
+        return (
+            collected | {f"{self._name}/{name}": value for name, value in extra.items()}
+            if self.layout.rank == 0
+            else {}
+        )
 
     def _empty(self) -> MicroBatch:
         return empty_micro_batch().to(self.device)

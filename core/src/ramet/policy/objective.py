@@ -57,7 +57,7 @@ class Objective:
         tokens = self._batch.loss_inputs(rows, policy.logprobs, policy.entropies)
         # The policy's loss. A loss gets what it needs and nothing else that costs a pass. It may overflow on tokens
         # outside the mask; without a gradient there, 0 * inf cannot reach the weights.
-        given = replace(
+        inputs = replace(
             tokens,
             logprobs=torch.where(tokens.mask, tokens.logprobs, tokens.logprobs.detach()),
             entropies=tokens.entropies if Need.ENTROPY in loss.needs else None,
@@ -65,9 +65,9 @@ class Objective:
         )
         name = f"policy loss {origin(loss)}"
         # Memory is short: the caller names the settings that help.
-        with unchanged(given, name), boundary(name, "policy_loss", passes=(torch.OutOfMemoryError,)):
-            output = loss(given)
-        problem = loss_problem(output, given)
+        with unchanged(inputs, name), boundary(name, "policy_loss", passes=(torch.OutOfMemoryError,)):
+            output = loss(inputs)
+        problem = loss_problem(output, inputs)
         if problem is not None:
             raise PluginError(f"{name}: {problem}{defined_at(loss)}")
         off_policy = off_policy_weights(tokens, train)

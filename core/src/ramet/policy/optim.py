@@ -28,8 +28,8 @@ def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
         return config.lr
     span = max(total_steps - config.warmup_steps, 1)
     progress = min(max((step - config.warmup_steps - 1) / span, 0.0), 1.0)
-    left = 1 - progress if config.schedule is Schedule.LINEAR else 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+    remaining = 1 - progress if config.schedule is Schedule.LINEAR else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * remaining)
 
 
 def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> torch.optim.AdamW:
@@ -53,9 +53,9 @@ def clip_gradients(parameters: Iterable[Parameter], max_norm: float) -> float:
 
     Both are of whole gradients, also if a rank has only its part of them.
     """
-    chosen = list(parameters)
-    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in chosen if p.grad is not None]))
-    torch.nn.utils.clip_grads_with_norm_(chosen, max_norm, norm)
+    listed = list(parameters)
+    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in listed if p.grad is not None]))
+    torch.nn.utils.clip_grads_with_norm_(listed, max_norm, norm)
     return float(norm)
 
 

@@ -110,8 +110,8 @@ class PolicyRank:
 
     def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
         """Return what `logprobs` does, and exact entropies in nats, which no training step needs."""
-        found = self.policy.compute("old log-probs", rows, *self._with(Entropy.DETACHED))
-        return [logprobs for logprobs, _ in found], [entropies for _, entropies in found]
+        results = self.policy.compute("old log-probs", rows, *self._with(Entropy.DETACHED))
+        return [logprobs for logprobs, _ in results], [entropies for _, entropies in results]
 
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         """Return what `logprobs` does, by the reference, the frozen copy of the first policy.
@@ -121,8 +121,8 @@ class PolicyRank:
         if self.reference is None:
             raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
         options = self._with(Entropy.NONE)
-        found = self.policy.compute("reference log-probs", rows, *options, module=self.reference)
-        return [logprobs for (logprobs,) in found]
+        results = self.policy.compute("reference log-probs", rows, *options, module=self.reference)
+        return [logprobs for (logprobs,) in results]
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train the policy on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
@@ -142,13 +142,13 @@ class PolicyRank:
             batch = replace(batch, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
         metrics = MetricAccumulator()
         objective = Objective(self.spec, self.policy, batch, metrics)
-        found = self.policy.update(batch, step, objective, metrics, what="update", order=order, computed=computed)
+        measured = self.policy.update(batch, step, objective, metrics, what="update", order=order, computed=computed)
         if self.rank:
             return {}
         seconds = time.monotonic() - started
-        n_computed = sum(rows[i].n_tokens for chosen in order for i in chosen if i in computed)
-        return found | {
-            "train/optimizer_steps": len(order) - found["train/skipped_updates"],
+        n_computed = sum(rows[i].n_tokens for indices in order for i in indices if i in computed)
+        return measured | {
+            "train/optimizer_steps": len(order) - measured["train/skipped_updates"],
             "train/rows_without_signal": float(len(no_signal)),
             "train/unique_token_share": unique_token_share(rows),
             "train/tokens": float(sum(row.n_trained for row in rows)),
@@ -168,8 +168,8 @@ class PolicyRank:
         critic, metrics = self._need_critic(), MetricAccumulator()
         objective = ValueObjective(critic, batch, metrics, clip=self._value_clip)
         order, every = critic.minibatches(batch.rows, step), range(len(batch.rows))
-        found = critic.update(batch, step, objective, metrics, what="critic update", order=order, computed=every)
-        return found and found | {"critic/explained_variance": explained_variance(batch)}
+        measured = critic.update(batch, step, objective, metrics, what="critic update", order=order, computed=every)
+        return measured and measured | {"critic/explained_variance": explained_variance(batch)}
 
     def rest(self) -> None:
         """Hold as little device memory as possible until the next call: an engine on this device is about to work."""
@@ -245,6 +245,6 @@ class PolicyRank:
             return None
         order = sorted(computed)
         options = self._with(Entropy.NONE)
-        found = self.policy.compute("old log-probs", [rows[i] for i in order], *options, on_all=True)
-        old = {i: logprobs for i, (logprobs,) in zip(order, found, strict=True)}
+        results = self.policy.compute("old log-probs", [rows[i] for i in order], *options, on_all=True)
+        old = {i: logprobs for i, (logprobs,) in zip(order, results, strict=True)}
         return [old.get(i, row.engine_logprobs) for i, row in enumerate(rows)]

@@ -89,10 +89,10 @@ def install_shared_attention(model: PreTrainedModel) -> None:
     """Let the model's forward passes be given a plan (`shared_attention`); those without one stay as they are."""
     name = str(model.config._attn_implementation)
     attend = {VARLEN: _attend_varlen, FLEX: _attend_flex}.get(name, _attend)
-    own = ALL_ATTENTION_FUNCTIONS[name]
+    original = ALL_ATTENTION_FUNCTIONS[name]
     if "flash" in name:
-        own = _under_its_name(own, name)
-    AttentionInterface.register(SHARED + name, _SharedAttention(own, attend))
+        original = _under_its_name(original, name)
+    AttentionInterface.register(SHARED + name, _SharedAttention(original, attend))
     if name in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
         AttentionMaskInterface.register(SHARED + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     model.config._attn_implementation = SHARED + name
@@ -117,7 +117,7 @@ class SharedPass:
         """
         if self._masks is None:
             seen = [call.seen(self.plan.queries.device) for call in self.plan.calls]
-            self._masks = [None if one is None else _added(one, dtype) for one in seen]
+            self._masks = [None if mask is None else _added(mask, dtype) for mask in seen]
         return self._masks
 
     def blocks(self) -> BlockMask:
@@ -139,11 +139,11 @@ def shared_attention(plan: AttentionPlan, device: torch.device) -> dict[str, Any
     return {"shared": SharedPass(plan), "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)}
 
 
-def _under_its_name(own: Callable[..., tuple[Tensor, Any]], name: str) -> Callable[..., tuple[Tensor, Any]]:
+def _under_its_name(original: Callable[..., tuple[Tensor, Any]], name: str) -> Callable[..., tuple[Tensor, Any]]:
     """Wrap flash-attention, which is loaded by the name that the module's configuration has when it is called."""
 
     def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        return own(_Named(module, name), *args, **kwargs)
+        return original(_Named(module, name), *args, **kwargs)
 
     disabled: Callable[..., tuple[Tensor, Any]] = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
     return disabled
@@ -164,8 +164,8 @@ class _Named:
 class _SharedAttention:
     """transformers' attention interface."""
 
-    def __init__(self, own: Callable[..., tuple[Tensor, Any]], attend: Callable[..., Tensor]) -> None:
-        self._own = own
+    def __init__(self, original: Callable[..., tuple[Tensor, Any]], attend: Callable[..., Tensor]) -> None:
+        self._own = original
         self._attend = attend
 
     def __call__(
@@ -183,9 +183,9 @@ class _SharedAttention:
             return self._own(module, query, key, value, attention_mask, **kwargs)
         # [S, heads, D] each; rotary embeddings give float32 under autocast
         rows = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]
-        found = self._attend(rows, shared, kwargs["scaling"])
+        mixed = self._attend(rows, shared, kwargs["scaling"])
         # 0 at positions after those of the plan: the padding of Ulysses
-        return pad(found, (0, 0, 0, 0, 0, query.shape[2] - len(found)))[None], None
+        return pad(mixed, (0, 0, 0, 0, 0, query.shape[2] - len(mixed)))[None], None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -196,7 +196,7 @@ def _attend(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tenso
     sizes = [call.n_runs * call.n_keys for call in plan.calls]
     keys, values = (torch.split(gathered(x, plan.keys), sizes) for x in rows[1:])
     masks = shared.masks(rows[0].dtype)
-    mixed = [_call(*one, scaling) for one in zip(plan.calls, queries, keys, values, masks, strict=True)]
+    mixed = [_call(*operands, scaling) for operands in zip(plan.calls, queries, keys, values, masks, strict=True)]
     return gathered(torch.cat(mixed), plan.results)
 
 

@@ -58,9 +58,9 @@ class AttentionCall:
         aligned = (key <= query + (self.n_keys - self.n_queries))[None, None]
         if self.sizes is None:
             return aligned
-        own, path = self.sizes[:, :, None, None, None].unbind()
+        own_sizes, path = self.sizes[:, :, None, None, None].unbind()
         # Queries of padding see whatever is before them, since a softmax over nothing is no number.
-        real = (key >= self.n_keys - path) | (query < self.n_queries - own)
+        real = (key >= self.n_keys - path) | (query < self.n_queries - own_sizes)
         return aligned & real
 
 
@@ -87,7 +87,9 @@ class AttentionPlan:
 
     def to(self, device: torch.device) -> AttentionPlan:
         return AttentionPlan(
-            calls=tuple(one if one.sizes is None else replace(one, sizes=one.sizes.to(device)) for one in self.calls),
+            calls=tuple(
+                call if call.sizes is None else replace(call, sizes=call.sizes.to(device)) for call in self.calls
+            ),
             queries=self.queries.to(device),
             keys=self.keys.to(device),
             results=self.results.to(device),
@@ -114,16 +116,16 @@ def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:
     """Plan the runs in their order on the packed row. `call_pairs`: so many pairs of padding cost as much as a call."""
     whole = [run for run in runs if run.n_own == len(run.path)]
     others = [run for run in runs if run.n_own < len(run.path)]
-    found = [_causal_call(chosen) for chosen in _similar(whole, call_pairs)]
-    found += [_masked_call(chosen) for chosen in _similar(others, call_pairs)]
-    queries = np.concatenate([one.queries.ravel() for one in found])
-    real = np.flatnonzero(np.concatenate([one.real.ravel() for one in found]))
+    parts = [_causal_call(alike) for alike in _similar(whole, call_pairs)]
+    parts += [_masked_call(alike) for alike in _similar(others, call_pairs)]
+    queries = np.concatenate([part.queries.ravel() for part in parts])
+    real = np.flatnonzero(np.concatenate([part.real.ravel() for part in parts]))
     results = np.zeros(len(real), np.int64)
     results[queries[real]] = real
     return AttentionPlan(
-        calls=tuple(one.call for one in found),
+        calls=tuple(part.call for part in parts),
         queries=torch.from_numpy(queries),
-        keys=torch.from_numpy(np.concatenate([one.keys.ravel() for one in found])),
+        keys=torch.from_numpy(np.concatenate([part.keys.ravel() for part in parts])),
         results=torch.from_numpy(results),
         paths=torch.from_numpy(np.concatenate([run.path for run in runs])),
         starts=_borders([run.n_own for run in runs]),
@@ -167,12 +169,12 @@ def _similar(runs: Sequence[Run], call_pairs: float) -> list[list[Run]]:
     """Largest first, each to the call where it brings least padding, or to a new one if that is cheaper."""
     bins: list[_Bin] = []
     for run in sorted(runs, key=lambda run: -run.n_pairs):
-        best = min(bins, key=lambda one: one.padding_of(run), default=None)
+        best = min(bins, key=lambda candidate: candidate.padding_of(run), default=None)
         if best is None or best.padding_of(run) > call_pairs:
             best = _Bin()
             bins.append(best)
         best.add(run)
-    return [one.runs for one in bins]
+    return [filled.runs for filled in bins]
 
 
 def _causal_call(runs: Sequence[Run]) -> _Call:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 def gathered(states: Tensor, index: Tensor) -> Tensor:
     """`states[index]`; `[n, ...]`, `[m]` int64 -> `[m, ...]`."""
-    found: Tensor = _Gather.apply(states, index)  # type: ignore[no-untyped-call]
-    return found
+    rows: Tensor = _Gather.apply(states, index)  # type: ignore[no-untyped-call]
+    return rows
 
 
 class _Gather(torch.autograd.Function):

@@ -129,8 +129,8 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
     bins: list[list[int]] = []
     room: list[int] = []
     for index in _longest_first(lengths):
-        for i, left in enumerate(room):
-            if lengths[index] <= left:
+        for i, n_free in enumerate(room):
+            if lengths[index] <= n_free:
                 bins[i].append(index)
                 room[i] -= lengths[index]
                 break
@@ -165,18 +165,23 @@ def micro_batches(rows: Sequence[TokenRow], *, budget: int, cost: Cost | None) -
     Raises `ValueError` for a row without a prompt: nothing would predict its first token.
     """
     lengths = [row.n_tokens - 1 for row in rows]
-    return [micro_batch(rows, chosen, layout) for chosen, layout in plan(lengths, budget=budget, cost=cost)]
+    return [micro_batch(rows, indices, layout) for indices, layout in plan(lengths, budget=budget, cost=cost)]
 
 
 def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tuple[list[int], PackedLayout]]:
     """Which sequences share a pass, by index, and their layout in it."""
     if cost is None:
-        return [(chosen, PackedLayout.PACKED) for chosen in first_fit(lengths, budget)]
+        return [(indices, PackedLayout.PACKED) for indices in first_fit(lengths, budget)]
     budget = min(budget, cost.best_tokens)
     out = []
-    for chosen in similar_lengths(lengths, budget):
-        own = [lengths[i] for i in chosen]
-        out.append((chosen, PackedLayout.PACKED if cost.packed(own) < cost.padded(own) else PackedLayout.PADDED))
+    for indices in similar_lengths(lengths, budget):
+        bin_lengths = [lengths[i] for i in indices]
+        out.append(
+            (
+                indices,
+                PackedLayout.PACKED if cost.packed(bin_lengths) < cost.padded(bin_lengths) else PackedLayout.PADDED,
+            )
+        )
     return out
 
 
@@ -194,9 +199,9 @@ def empty_micro_batch() -> MicroBatch:
     )
 
 
-def micro_batch(rows: Sequence[TokenRow], chosen: Sequence[int], layout: PackedLayout) -> MicroBatch:
+def micro_batch(rows: Sequence[TokenRow], indices: Sequence[int], layout: PackedLayout) -> MicroBatch:
     """The chosen rows in this layout. The last token of a sequence predicts nothing and is not fed."""
-    sequences = [fed(rows[i]) for i in chosen]
+    sequences = [fed(rows[i]) for i in indices]
     # [B, S]: one row of all sequences, or one row for each
     width = sum(map(len, sequences)) if layout is PackedLayout.PACKED else max(map(len, sequences))
     height = 1 if layout is PackedLayout.PACKED else len(sequences)
@@ -211,15 +216,15 @@ def micro_batch(rows: Sequence[TokenRow], chosen: Sequence[int], layout: PackedL
         input_ids[places[-1]] = sequence
         position_ids[places[-1]] = np.arange(len(sequence))
         start += len(sequence) if layout is PackedLayout.PACKED else width
-    predictions = Predictions.of([rows[i] for i in chosen], places)
+    predictions = Predictions.of([rows[i] for i in indices], places)
     return MicroBatch(
-        rows=tuple(chosen),
+        rows=tuple(indices),
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),
         position_ids=torch.from_numpy(position_ids.reshape(height, width)),
         predict=torch.from_numpy(predictions.predict),
         targets=torch.from_numpy(predictions.targets),
         response=torch.from_numpy(predictions.response),
-        lengths=tuple(len(rows[i].response_ids) for i in chosen),
+        lengths=tuple(len(rows[i].response_ids) for i in indices),
         n_tokens=sum(map(len, sequences)),
     )
 

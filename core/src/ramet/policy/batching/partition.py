@@ -82,7 +82,7 @@ def drawn_rows(rows: Sequence[Row], train: TrainConfig, *, seed: int, step: int,
     if len(units) < train.minibatches:
         units = [[i] for i in range(len(rows))]
     order = minibatches(len(units), train, seed=seed, step=step)
-    return [[row for unit in chosen for row in units[unit]] for chosen in order]
+    return [[row for unit in drawn for row in units[unit]] for drawn in order]
 
 
 def partition(costs: Sequence[float], n_parts: int) -> list[list[int]]:
@@ -108,10 +108,10 @@ def own_micro_batches(
     parts = partition([row_cost.packed([length]) for length in lengths], ranks.data_parallel_size)
     plans = [plan([lengths[i] for i in part], budget=budget, cost=cost) for part in parts]
     # Micro-batches of this rank's part: indices into the part become indices into all rows.
-    own = parts[ranks.data_parallel_rank]
+    own_part = parts[ranks.data_parallel_rank]
     own_plan = plans[ranks.data_parallel_rank]
-    batches = [micro_batch([rows[i] for i in own], chosen, layout) for chosen, layout in own_plan]
-    batches = [replace(batch, rows=tuple(own[i] for i in batch.rows)) for batch in batches]
+    batches = [micro_batch([rows[i] for i in own_part], indices, layout) for indices, layout in own_plan]
+    batches = [replace(batch, rows=tuple(own_part[i] for i in batch.rows)) for batch in batches]
     return _as_many(batches, plans)
 
 
@@ -125,17 +125,19 @@ def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: 
     most_keys = MOST_KEYS * budget
     parts = _least_load(group_tries(rows), ranks.data_parallel_size, budget=budget, most_keys=most_keys, cost=cost)
     plans = [tree_bins(part, min(budget, cost.best_tokens), most_keys) for part in parts]
-    batches = [shared_micro_batch(rows, chosen, cost) for chosen in plans[ranks.data_parallel_rank]]
+    batches = [shared_micro_batch(rows, indices, cost) for indices in plans[ranks.data_parallel_rank]]
     return _as_many(batches, plans)
 
 
 def _least_load(groups: Sequence[Trie], n_parts: int, *, budget: int, most_keys: float, cost: Cost) -> list[list[Tree]]:
     """Each part's trees. Of all limits tried, the largest with which the most expensive part costs least."""
-    found: list[list[list[Tree]]] = []
+    divisions: list[list[list[Tree]]] = []
     for limit in _limits(groups, n_parts, budget=budget, cost=cost):
-        own = trees(groups, budget=limit, cost=cost, most_keys=most_keys)
-        found.append([[own[i] for i in part] for part in partition([tree.cost for tree in own], n_parts)])
-    return min(found, key=lambda parts: max(sum(tree.cost for tree in part) for part in parts))
+        all_trees = trees(groups, budget=limit, cost=cost, most_keys=most_keys)
+        divisions.append(
+            [[all_trees[i] for i in part] for part in partition([tree.cost for tree in all_trees], n_parts)]
+        )
+    return min(divisions, key=lambda parts: max(sum(tree.cost for tree in part) for part in parts))
 
 
 def _limits(groups: Sequence[Trie], n_parts: int, *, budget: int, cost: Cost) -> list[int]:

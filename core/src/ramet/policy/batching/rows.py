@@ -166,9 +166,9 @@ def _logprobs(segment: Segment, where: str) -> NDArray[Any]:
     if not segment.is_sampled:
         return np.zeros(len(segment), np.float32)
     if segment.logprobs is None or len(segment.logprobs) != len(segment):
-        found = "none" if segment.logprobs is None else str(len(segment.logprobs))
+        count = "none" if segment.logprobs is None else str(len(segment.logprobs))
         raise PluginError(
-            f"{where}, turn {segment.turn}: the engine gave {found} log-probabilities for {len(segment)} sampled "
+            f"{where}, turn {segment.turn}: the engine gave {count} log-probabilities for {len(segment)} sampled "
             "tokens; training needs one each"
         )
     return np.asarray(segment.logprobs)

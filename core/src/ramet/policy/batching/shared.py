@@ -40,25 +40,25 @@ class Tree:
 
 def groups_of(rows: Sequence[Row]) -> list[list[int]]:
     """Indices of each group's rows, ascending; groups in the order of their first rows."""
-    found: dict[int, list[int]] = defaultdict(list)
+    by_group: dict[int, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
-        found[row.group].append(i)
-    return list(found.values())
+        by_group[row.group].append(i)
+    return list(by_group.values())
 
 
 def group_tries(rows: Sequence[Row]) -> list[Trie]:
     """Return a trie of each group's fed tokens, in the order of first rows; `order` has indices of `rows`."""
-    found = []
+    tries = []
     for group in groups_of(rows):
-        own = trie([fed(rows[i]) for i in group])
-        found.append(replace(own, order=tuple(group[i] for i in own.order)))
-    return found
+        group_trie = trie([fed(rows[i]) for i in group])
+        tries.append(replace(group_trie, order=tuple(group[i] for i in group_trie.order)))
+    return tries
 
 
 def unique_token_share(rows: Sequence[Row]) -> float:
     """Tokens that are fed if every group's prefixes are computed once, of those that are fed else; 1 without rows."""
     total = sum(row.n_tokens - 1 for row in rows)
-    unique = sum(one.n_tokens for one in group_tries(rows))
+    unique = sum(group_trie.n_tokens for group_trie in group_tries(rows))
     return unique / total if total else 1.0
 
 
@@ -68,23 +68,23 @@ def trees(groups: Sequence[Trie], *, budget: int, cost: Cost, most_keys: float =
     """
     parts = (part for group in groups for part in group.cut(budget, most_keys))
     return [
-        Tree(rows=tuple(sorted(one.order)), n_tokens=one.n_tokens, n_keys=one.n_keys, cost=cost.shared(one))
-        for one in parts
+        Tree(rows=tuple(sorted(part.order)), n_tokens=part.n_tokens, n_keys=part.n_keys, cost=cost.shared(part))
+        for part in parts
     ]
 
 
-def tree_bins(chosen: Sequence[Tree], budget: int, most_keys: float = math.inf) -> list[list[int]]:
+def tree_bins(whole_trees: Sequence[Tree], budget: int, most_keys: float = math.inf) -> list[list[int]]:
     """Indices of the rows of each micro-batch: whole trees of at most `budget` unique tokens together, of which at most
     `most_keys` are gathered.
     """
-    sizes = [max(tree.n_tokens, math.ceil(tree.n_keys * budget / most_keys)) for tree in chosen]
+    sizes = [max(tree.n_tokens, math.ceil(tree.n_keys * budget / most_keys)) for tree in whole_trees]
     bins = first_fit(sizes, budget)
-    return [[row for i in members for row in chosen[i].rows] for members in bins]
+    return [[row for i in members for row in whole_trees[i].rows] for members in bins]
 
 
-def shared_micro_batch(rows: Sequence[Row], chosen: Sequence[int], cost: Cost) -> MicroBatch:
+def shared_micro_batch(rows: Sequence[Row], indices: Sequence[int], cost: Cost) -> MicroBatch:
     """The chosen rows as one packed row of the runs of their trie."""
-    sequences = [fed(rows[i]) for i in chosen]
+    sequences = [fed(rows[i]) for i in indices]
     tree = trie(sequences)
     input_ids, position_ids = np.zeros((2, tree.n_tokens), np.int64)
     places = [np.zeros(0, np.int64)] * len(sequences)
@@ -95,17 +95,17 @@ def shared_micro_batch(rows: Sequence[Row], chosen: Sequence[int], cost: Cost) -
         position_ids[place[shared:]] = np.arange(shared, len(place))
         if len(place) > shared:
             runs.append(Run(place, len(place) - shared))
-    predictions = Predictions.of([rows[i] for i in chosen], places)
+    predictions = Predictions.of([rows[i] for i in indices], places)
     # A position may predict several tokens, where rollouts fork, and rows may have a prediction in common.
     unique, expand = np.unique(predictions.predict << 32 | predictions.targets, return_inverse=True)
     return MicroBatch(
-        rows=tuple(chosen),
+        rows=tuple(indices),
         input_ids=torch.from_numpy(input_ids[None]),
         position_ids=torch.from_numpy(position_ids[None]),
         predict=torch.from_numpy(unique >> 32),
         targets=torch.from_numpy(unique & 0xFFFFFFFF),
         response=torch.from_numpy(predictions.response),
-        lengths=tuple(len(rows[i].response_ids) for i in chosen),
+        lengths=tuple(len(rows[i].response_ids) for i in indices),
         n_tokens=tree.n_tokens,
         attention=attention_plan(runs, call_pairs=cost.call_pairs),
         expand=torch.from_numpy(expand),

@@ -89,36 +89,36 @@ class TrainBatch:
         trained = self.rows[row]
         return trained.n_trained if self.weights is None else float(self.weights[row][trained.mask].sum(dtype=float))
 
-    def loss_inputs(self, chosen: Sequence[int], logprobs: Tensor, entropies: Tensor | None) -> LossInputs:
+    def loss_inputs(self, indices: Sequence[int], logprobs: Tensor, entropies: Tensor | None) -> LossInputs:
         """Return these rows' responses one after another: T is the sum of their lengths.
 
         `logprobs` and `entropies` `[T]` are pi's, on the device where all are wanted.
         """
-        rows, device = [self.rows[i] for i in chosen], logprobs.device
+        rows, device = [self.rows[i] for i in indices], logprobs.device
         lengths = [len(row.response_ids) for row in rows]
-        old = self._joined(self.old_logprobs, chosen, device)
+        old = self._joined(self.old_logprobs, indices, device)
         return LossInputs(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if old is None else old,
             engine_logprobs=joined([row.engine_logprobs for row in rows], device),
-            advantages=joined([self.advantages[i] for i in chosen], device),
+            advantages=joined([self.advantages[i] for i in indices], device),
             mask=joined([row.mask for row in rows], device),
             sequence_ids=joined([np.repeat(np.arange(len(rows)), lengths)], device),
             group_ids=joined([np.repeat([row.group for row in rows], lengths)], device),
             turn_ids=joined([row.turn_ids for row in rows], device).long(),
             policy_versions=joined([row.policy_versions for row in rows], device).long(),
             entropies=entropies,
-            ref_logprobs=self._joined(self.ref_logprobs, chosen, device),
-            returns=self._joined(self.returns, chosen, device),
+            ref_logprobs=self._joined(self.ref_logprobs, indices, device),
+            returns=self._joined(self.returns, indices, device),
         )
 
-    def token_weights(self, chosen: Sequence[int], device: torch.device) -> Tensor | None:
+    def token_weights(self, indices: Sequence[int], device: torch.device) -> Tensor | None:
         """Return how much each token of `loss_inputs` counts; None: 1."""
-        return self._joined(self.weights, chosen, device)
+        return self._joined(self.weights, indices, device)
 
     @staticmethod
-    def _joined(arrays: Sequence[Floats] | None, chosen: Sequence[int], device: torch.device) -> Tensor | None:
-        return None if arrays is None else joined([arrays[i] for i in chosen], device)
+    def _joined(arrays: Sequence[Floats] | None, indices: Sequence[int], device: torch.device) -> Tensor | None:
+        return None if arrays is None else joined([arrays[i] for i in indices], device)
 
 
 def joined(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
@@ -154,8 +154,8 @@ def _token_rewards(rows: Sequence[Row]) -> Tensor | None:
 
 def _entropies(rows: Sequence[Row]) -> list[Floats] | None:
     """Return the engine's, if every row has them."""
-    found = [row.entropies for row in rows if row.entropies is not None]
-    return found if len(found) == len(rows) else None
+    engine_entropies = [row.entropies for row in rows if row.entropies is not None]
+    return engine_entropies if len(engine_entropies) == len(rows) else None
 
 
 def _turn_rewards(rows: Sequence[Row]) -> Tensor | None:

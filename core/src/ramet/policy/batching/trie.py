@@ -47,14 +47,14 @@ class Trie:
 
     def positions(self) -> list[Positions]:
         """Where the tokens of each sequence are when all runs follow one another, in the order of the walk."""
-        found: list[Positions] = []
+        all_positions: list[Positions] = []
         start = 0
         for shared, length in zip(self.shared, self.lengths, strict=True):
-            path = found[-1][:shared] if found else np.zeros(0, np.int64)
+            path = all_positions[-1][:shared] if all_positions else np.zeros(0, np.int64)
             end = start + length - shared
-            found.append(np.concatenate([path, np.arange(start, end)]))
+            all_positions.append(np.concatenate([path, np.arange(start, end)]))
             start = end
-        return found
+        return all_positions
 
     def cut(self, budget: int, most_keys: float = math.inf) -> list[Trie]:
         """Consecutive parts of the walk, each the trie of its own sequences, of at most `budget` unique tokens and

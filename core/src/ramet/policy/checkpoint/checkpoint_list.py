@@ -46,8 +46,8 @@ def mark_newest(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
 def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
     """Return the best entry by the metric of the newest score."""
     metric = next((entry.score.metric for entry in reversed(entries) if entry.score is not None), "")
-    found = best_of(((entry, entry.score) for entry in entries), metric)
-    return None if found is None else found[0]
+    best = best_of(((entry, entry.score) for entry in entries), metric)
+    return None if best is None else best[0]
 
 
 def _entry(folder: Path) -> CheckpointEntry | None:

@@ -76,8 +76,8 @@ def read_whole(folder: Path, prefix: str) -> dict[str, Tensor]:
 
     Raises `CheckpointError`.
     """
-    found = {name: entry for name, entry in shapes(folder).items() if name.startswith(prefix)}
-    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()}
+    entries = {name: entry for name, entry in shapes(folder).items() if name.startswith(prefix)}
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
     read_tensors(folder, tensors, None)
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
@@ -93,14 +93,14 @@ def read_contents(folder: Path) -> Metadata:
     Raises `ValueError`, `OSError`, `pickle.UnpicklingError` and whatever else a damaged pickle raises.
     """
     with (folder / CONTENTS).open("rb") as file:
-        found = _Unpickler(file).load()
-    if not isinstance(found, Metadata):
-        raise ValueError(f"holds {type(found).__name__}, not a table of contents")
-    for info in (found.storage_data or {}).values():
+        contents = _Unpickler(file).load()
+    if not isinstance(contents, Metadata):
+        raise ValueError(f"holds {type(contents).__name__}, not a table of contents")
+    for info in (contents.storage_data or {}).values():
         name = info.relative_path
         if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
             raise ValueError(f"names {name!r}, which is no file of the folder itself")
-    return found
+    return contents
 
 
 class _Reader(FileSystemReader):

@@ -66,8 +66,8 @@ def stage_state(
 ) -> Staged:
     """The current state, copied into `buffers`, so that training can continue."""
     tensors = buffers.copies(_tensors(model) | _optimizer_tensors(model, optimizer))
-    own = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
-    return Staged(tensors=tensors, own=own, rank=rank)
+    own_state = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
+    return Staged(tensors=tensors, own=own_state, rank=rank)
 
 
 def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = None) -> None:
@@ -76,19 +76,19 @@ def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = 
     Raises `CheckpointError`, on all ranks if one could not write: what they write together next would wait for it.
     """
     write_tensors(folder, staged.tensors, group)  # makes the folder
-    problem, own = "", folder / _rank_file(staged.rank)
+    problem, own_file = "", folder / _rank_file(staged.rank)
     try:
-        with naming(own), own.open("wb") as file:
+        with naming(own_file), own_file.open("wb") as file:
             torch.save(staged.own, file)
             file.flush()
             os.fsync(file.fileno())  # it may be on another machine than the process that writes the manifest
         written = [path.name for path in folder.glob(f"__{staged.rank}_*")]  # by torch.distributed.checkpoint
-        note_hashes(folder, staged.rank, [*written, own.name])
+        note_hashes(folder, staged.rank, [*written, own_file.name])
     except OSError as error:
         problem = f"{folder}: could not write the policy: {os_error_text(error)}"
     problems = [problem] if group is None else gather_on_all(problem, group)
-    if found := next(filter(None, problems), None):
-        raise CheckpointError(found)
+    if first_problem := next(filter(None, problems), None):
+        raise CheckpointError(first_problem)
 
 
 def load_state(
@@ -106,25 +106,25 @@ def load_state(
     If another number of ranks wrote it, random numbers begin again from (seed, step, rank). Raises `CheckpointError`,
     the same on all ranks.
     """
-    problem, tensors, own = "", {}, {}
+    problem, tensors, own_state = "", {}, {}
     try:
-        own = _read_own(folder, rank)
+        own_state = _read_own(folder, rank)
         tensors = _load_targets(folder, model, optimizer)
     except CheckpointError as error:
         problem = str(error)
     if problems := [text for text in (gather_on_all(problem) if world_size > 1 else [problem]) if text]:
         raise CheckpointError(problems[0])
     read_tensors(folder, tensors, group)
-    progress = Progress(step=int(own["step"]), bad_steps=int(own["bad_steps"]))
-    if own["world_size"] == world_size:
-        set_rng_state(own["rng"])
+    progress = Progress(step=int(own_state["step"]), bad_steps=int(own_state["bad_steps"]))
+    if own_state["world_size"] == world_size:
+        set_rng_state(own_state["rng"])
     else:
         seed_rng(f"{seed}:{progress.step}:{rank}")
         logger.info(
             "%s was written by %d policy ranks, now there are %d: weights and optimiser are the same, random numbers "
             "begin again from seed %d, step %d and rank",
             folder,
-            own["world_size"],
+            own_state["world_size"],
             world_size,
             seed,
             progress.step,
@@ -207,13 +207,13 @@ def _read_own(folder: Path, rank: int) -> dict[str, Any]:
     file = folder / _rank_file(rank)
     file = file if file.exists() else folder / _rank_file(0)
     try:
-        own: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        missing = {"world_size", "step", "bad_steps", "rng"} - own.keys()
+        own_state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        missing = {"world_size", "step", "bad_steps", "rng"} - own_state.keys()
     except (OSError, ValueError, RuntimeError, EOFError, AttributeError, UnpicklingError) as error:
         raise CheckpointError(f"{folder}: could not read the policy: {file.name}: {error}") from error
     if missing:
         raise CheckpointError(f"{folder}: could not read the policy: {file.name} has no {', '.join(sorted(missing))}")
-    return own
+    return own_state
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -237,26 +237,26 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 def _load_targets(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The tensors that `folder` is read into: the model's own, and new ones in the optimiser."""
-    found = shapes(folder)
-    own = _tensors(model)
-    saved = {name for name in found if name.startswith(MODEL)}
-    if own.keys() != saved:
-        differing = [name.removeprefix(MODEL) for name in sorted(own.keys() ^ saved)[:3]]
+    saved_shapes = shapes(folder)
+    model_tensors = _tensors(model)
+    saved = {name for name in saved_shapes if name.startswith(MODEL)}
+    if model_tensors.keys() != saved:
+        differing = [name.removeprefix(MODEL) for name in sorted(model_tensors.keys() ^ saved)[:3]]
         raise CheckpointError(f"{folder}: holds another model than model.path; differing names: {differing}")
-    for name, tensor in own.items():
-        if tensor.shape != found[name].size:
+    for name, tensor in model_tensors.items():
+        if tensor.shape != saved_shapes[name].size:
             raise CheckpointError(
-                f"{folder}: {name.removeprefix(MODEL)} has shape {list(found[name].size)}, model.path has "
+                f"{folder}: {name.removeprefix(MODEL)} has shape {list(saved_shapes[name].size)}, model.path has "
                 f"{list(tensor.shape)}"
             )
     optimizer.state.clear()
     for name, parameter in model.named_parameters():
         prefix = f"{OPTIMIZER}{name}."
-        kept = {key.removeprefix(prefix): entry for key, entry in found.items() if key.startswith(prefix)}
+        kept = {key.removeprefix(prefix): entry for key, entry in saved_shapes.items() if key.startswith(prefix)}
         for key, entry in kept.items():
             like = entry.size == parameter.shape and parameter.dim()
             new = torch.zeros_like(parameter) if like else torch.zeros(entry.size, dtype=entry.properties.dtype)
             if not like and optimizer.defaults["fused"]:
                 new = new.to(parameter.device)  # a fused step counts there, others in host memory
             optimizer.state[parameter][key] = new.detach()
-    return own | _optimizer_tensors(model, optimizer)
+    return model_tensors | _optimizer_tensors(model, optimizer)

@@ -113,16 +113,16 @@ class Checkpoints:
         """
         if self.keep_best is None:
             return None
-        found = [one for one in reversed(_newest_first(self.root)) if one.step <= up_to]
-        scores = [(one, read_score(one.folder)) for one in found]
+        checkpoints = [checkpoint for checkpoint in reversed(_newest_first(self.root)) if checkpoint.step <= up_to]
+        scores = [(checkpoint, read_score(checkpoint.folder)) for checkpoint in checkpoints]
         while (best := best_of(scores, self.keep_best)) is not None and not self._is_whole(best[0]):
             scores = [pair for pair in scores if pair[0] != best[0]]
         return best
 
     def score(self, step: int) -> CheckpointScore | None:
         """What `keep_best` says of the checkpoint of this step."""
-        found = read_score(self.root / f"step_{step:06d}")
-        return found if found is not None and found.metric == self.keep_best else None
+        score = read_score(self.root / f"step_{step:06d}")
+        return score if score is not None and score.metric == self.keep_best else None
 
     def add_score(self, step: int, score: CheckpointScore) -> None:
         """To a checkpoint that was validated after it was written."""
@@ -162,11 +162,11 @@ class Checkpoints:
             shutil.rmtree(stale, ignore_errors=True)
         for removed in finish_removals(self.root, NAME):
             logger.info("%s: left by an interrupted deletion, deleted", removed)
-        return next((found for found in _newest_first(self.root) if self._verified(found)), None)
+        return next((checkpoint for checkpoint in _newest_first(self.root) if self._verified(checkpoint)), None)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
-        known = self._whole.get(checkpoint.folder)
-        return (known is not None and known == _file_times(checkpoint.folder)) or self._verified(checkpoint)
+        file_times = self._whole.get(checkpoint.folder)
+        return (file_times is not None and file_times == _file_times(checkpoint.folder)) or self._verified(checkpoint)
 
     def _verified(self, checkpoint: Checkpoint) -> bool:
         times, problems = _file_times(checkpoint.folder), verify(checkpoint.folder)
@@ -194,8 +194,8 @@ def read_score(folder: Path) -> CheckpointScore | None:
 
 def best_of(scores: Iterable[tuple[Key, CheckpointScore | None]], metric: str) -> tuple[Key, CheckpointScore] | None:
     """The best of these, in order of their steps; scores in other metrics do not count."""
-    found = [(key, score) for key, score in scores if score is not None and score.metric == metric]
-    return max(found, key=lambda one: one[1].value, default=None)  # the first of equal ones
+    comparable = [(key, score) for key, score in scores if score is not None and score.metric == metric]
+    return max(comparable, key=lambda pair: pair[1].value, default=None)  # the first of equal ones
 
 
 def verify(folder: Path) -> list[str]:
@@ -242,8 +242,8 @@ def _file_times(folder: Path) -> FileTimes:
 
 def _newest_first(root: Path) -> list[Checkpoint]:
     folders = [(NAME.fullmatch(path.name), path) for path in root.glob("step_*") if path.is_dir()]
-    found = [Checkpoint(step=int(match[1]), folder=path) for match, path in folders if match]
-    return sorted(found, key=lambda checkpoint: -checkpoint.step)
+    checkpoints = [Checkpoint(step=int(match[1]), folder=path) for match, path in folders if match]
+    return sorted(checkpoints, key=lambda checkpoint: -checkpoint.step)
 
 
 def _free_name(final: Path) -> None:
@@ -270,17 +270,17 @@ def note_hashes(folder: Path, rank: int, names: Iterable[str]) -> None:
     """Write the hashes of a rank's files in `folder` for `Checkpoints.save`, so that ranks hash beside each
     other, and none what another has just written.
     """
-    found = {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
-    write_file(folder / f"{HASHES}{rank:05d}", json.dumps(found))
+    hashes = {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+    write_file(folder / f"{HASHES}{rank:05d}", json.dumps(hashes))
 
 
 def _take_hashes(folder: Path) -> dict[Path, dict[str, int | str]]:
     """What ranks have noted in `folder` or below, which is deleted."""
-    found: dict[Path, dict[str, int | str]] = {}
+    hashes: dict[Path, dict[str, int | str]] = {}
     for file in folder.rglob(f"{HASHES}*"):
-        found |= {file.parent / name: entry for name, entry in json.loads(file.read_text()).items()}
+        hashes |= {file.parent / name: entry for name, entry in json.loads(file.read_text()).items()}
         file.unlink()
-    return found
+    return hashes
 
 
 def _seal(folder: Path) -> None:

@@ -50,10 +50,11 @@ def join_ranks(*, rank: int, world_size: int, address: str, timeout_s: float) ->
 
 def require_ranks(rank: int, world_size: int) -> None:
     """Raise `RuntimeError` unless this process has joined as `rank` of `world_size`. One rank needs no group."""
-    found = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    if found != (rank, world_size):
+    joined = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if joined != (rank, world_size):
         raise RuntimeError(
-            f"policy rank {rank} of {world_size}: this process is rank {found[0]} of {found[1]}; call join_ranks first"
+            f"policy rank {rank} of {world_size}: this process is rank {joined[0]} of {joined[1]}; call "
+            "join_ranks first"
         )
 
 
@@ -101,12 +102,12 @@ def replica_groups(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]
     """
     ranks = torch.arange(dist.get_world_size()).view(replicas, -1)
 
-    def own(groups: Tensor) -> dist.ProcessGroup:
-        made = [dist.new_group(members, timeout=_timeout) for members in groups.tolist()]
+    def own_group(groups: Tensor) -> dist.ProcessGroup:
+        created = [dist.new_group(members, timeout=_timeout) for members in groups.tolist()]
         place = int((groups == dist.get_rank()).any(1).nonzero())
-        return cast("dist.ProcessGroup", made[place])
+        return cast("dist.ProcessGroup", created[place])
 
-    return own(ranks.T), own(ranks)
+    return own_group(ranks.T), own_group(ranks)
 
 
 def host_group() -> dist.ProcessGroup | None:

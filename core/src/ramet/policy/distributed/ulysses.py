@@ -112,16 +112,16 @@ def ulysses_states(
     width = hidden.shape[1]
     # Rank r has columns r * width to (r + 1) * width of every row.
     row, column = predict // input_ids.shape[1], predict % input_ids.shape[1]
-    own = (column // width == dist.get_rank(group)).nonzero().squeeze(1)
-    return gathered(hidden.flatten(0, 1), row[own] * width + column[own] % width), own
+    own_indices = (column // width == dist.get_rank(group)).nonzero().squeeze(1)
+    return gathered(hidden.flatten(0, 1), row[own_indices] * width + column[own_indices] % width), own_indices
 
 
-def join_values(values: Tensor, own: Tensor, length: int, group: ProcessGroup) -> Tensor:
-    """`[length]`: each rank's `values` `[m]` at its indices `own` `[m]`, the same on every rank, with gradient.
+def join_values(values: Tensor, own_indices: Tensor, length: int, group: ProcessGroup) -> Tensor:
+    """`[length]`: each rank's `values` `[m]` at its indices `own_indices` `[m]`, the same on every rank, with gradient.
 
     The indices of the ranks do not overlap; what no rank has is 0.
     """
-    scattered = values.new_zeros(length).index_put((own,), values)
+    scattered = values.new_zeros(length).index_put((own_indices,), values)
     joined: Tensor = _JoinValues.apply(scattered, group)  # type: ignore[no-untyped-call]
     return joined
 
@@ -172,8 +172,8 @@ def _masks(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Tensor | N
     config._attn_implementation = attention_name(config)
     # Only shape, type and device of the embeddings are read.
     shaped = torch.empty(*position_ids.shape, 0, dtype=model.dtype, device=position_ids.device)
-    found = create_masks_for_generate(config, shaped, None, None, position_ids=position_ids)
-    return found if isinstance(found, dict) else {"full_attention": found}
+    masks = create_masks_for_generate(config, shaped, None, None, position_ids=position_ids)
+    return masks if isinstance(masks, dict) else {"full_attention": masks}
 
 
 def _attention(
@@ -207,9 +207,9 @@ def _attention(
 def _implementation(module: Any) -> Callable[..., tuple[Tensor, Any]]:
     """The attention function: eager is one of the module that defines the model's class, the others are registered."""
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    found: Callable[..., tuple[Tensor, Any]]
-    found = ALL_ATTENTION_FUNCTIONS.get_interface(attention_name(module.config), eager)
-    return found
+    function: Callable[..., tuple[Tensor, Any]]
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(attention_name(module.config), eager)
+    return function
 
 
 class _LocalHeads:
