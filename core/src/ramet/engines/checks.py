@@ -51,8 +51,8 @@ def check_weights(model: nn.Module, weights: Sequence[tuple[str, Tensor]]) -> No
     """
     targets = model.state_dict(keep_vars=True)
     problems = [problem for name, new in weights if (problem := _problem(name, new, targets.get(name)))]
-    given = {id(targets[name]) for name, _ in weights if name in targets}
-    problems += [f"{name} is missing" for name, old in targets.items() if id(old) not in given]
+    covered = {id(targets[name]) for name, _ in weights if name in targets}
+    problems += [f"{name} is missing" for name, old in targets.items() if id(old) not in covered]
     if problems:
         raise ValueError(f"weights do not fit the model: {'; '.join(problems[:5])} ({len(problems)} problems in all)")
 

@@ -38,16 +38,16 @@ class Piece:
 
 def grouped(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
     """Tensors that make a chunk together, in order: up to `limit` bytes, or one larger tensor."""
-    found: list[Named] = []
+    chunk: list[Named] = []
     size = 0
     for name, tensor in weights:
-        if found and size + tensor.nbytes > limit:
-            yield found
-            found, size = [], 0
-        found.append((name, tensor.detach()))
+        if chunk and size + tensor.nbytes > limit:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((name, tensor.detach()))
         size += _padded(tensor.nbytes)
-    if found:
-        yield found
+    if chunk:
+        yield chunk
 
 
 def laid_out(group: Sequence[Named]) -> tuple[tuple[Piece, ...], int]:
@@ -75,8 +75,8 @@ def pack(group: Sequence[Named], pieces: Sequence[Piece], memory: Tensor) -> Non
 def unpack(pieces: Iterable[Piece], memory: Tensor) -> Iterator[Named]:
     """The tensors of a chunk, as views of `memory`, bytes `[size]`."""
     for piece in pieces:
-        found = memory[piece.start : piece.start + piece.size]
-        yield piece.name, found.view(_dtype(piece.dtype)).view(piece.shape)
+        data = memory[piece.start : piece.start + piece.size]
+        yield piece.name, data.view(_dtype(piece.dtype)).view(piece.shape)
 
 
 def join_gloo(address: str, port: int, *, rank: int, size: int, timeout_s: float) -> Any:
@@ -91,8 +91,8 @@ def join_gloo(address: str, port: int, *, rank: int, size: int, timeout_s: float
 
 
 def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _padded(size: int) -> int:

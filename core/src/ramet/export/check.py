@@ -54,10 +54,10 @@ class Comparison:
 
 def recorded_sequences(run: Path, step: int) -> list[SampleSequence]:
     """A few rollouts of the last step up to `step` that has some; empty if the run kept none."""
-    files = {int(found[1]): path for path in (run / "rollouts").glob("*") if (found := FILE.fullmatch(path.name))}
+    files = {int(match[1]): path for path in (run / "rollouts").glob("*") if (match := FILE.fullmatch(path.name))}
     for number in sorted((number for number in files if number <= step), reverse=True):
         rollouts = (scored.rollout for record in read_records(files[number]) for scored in record.group.rollouts)
-        usable = [one for one in map(_sequence, rollouts) if one.sampled]
+        usable = [sequence for sequence in map(_sequence, rollouts) if sequence.sampled]
         if usable:
             return usable[:: max(1, len(usable) // COUNT)][:COUNT]
     return []
@@ -74,14 +74,14 @@ def random_sequences(vocab_size: int) -> list[SampleSequence]:
 
 def logprobs(model: PreTrainedModel, sequences: Sequence[SampleSequence], temperature: float) -> Tensor:
     """Return log-probabilities of all compared tokens, sequence after sequence: [tokens], float32."""
-    found = []
+    per_sequence = []
     with torch.no_grad():
         for sequence in sequences:
             ids = torch.tensor(sequence.ids, device=model.device)
             positions = torch.tensor(sequence.sampled, device=model.device)
             logits = model(input_ids=ids[None], use_cache=False).logits[0]
-            found.append(logprobs_from_logits(logits[positions - 1], ids[positions], temperature)[0].cpu())
-    return torch.cat(found)
+            per_sequence.append(logprobs_from_logits(logits[positions - 1], ids[positions], temperature)[0].cpu())
+    return torch.cat(per_sequence)
 
 
 def compare(

@@ -163,10 +163,10 @@ def _problems(header: _Header, source: Path, tokenizer: Path | None) -> list[str
             f"{source}: tokenizer.ggml.model is {kind!r}, and only byte-level ones ({BYTE_LEVEL!r}) are read; {other}"
         )
     elif header.pre_tokenizer not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
+        known_names = ", ".join(PRE_TOKENIZERS)
         problems.append(
             f"{source}: how its tokenizer cuts text into words is not known: tokenizer.ggml.pre is "
-            f"{header.pre_tokenizer!r}; known: {known}; {other}"
+            f"{header.pre_tokenizer!r}; known: {known_names}; {other}"
         )
     return problems
 
@@ -178,13 +178,13 @@ def _tokenizer_of(source: Path, header: _Header) -> PreTrainedTokenizerBase:
         raise ConfigError(f"{source}: transformers cannot read its tokenizer: {error_text(error)}") from error
     backend = _own_tokens(words.backend_tokenizer, header.tokens)
     PRE_TOKENIZERS[header.pre_tokenizer](backend)
-    own = {name: token for name, token in words.special_tokens_map.items() if token in header.tokens}
+    special_tokens = {name: token for name, token in words.special_tokens_map.items() if token in header.tokens}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         chat_template=words.chat_template,
         clean_up_tokenization_spaces=False,
         model_max_length=int(header.fields.get(f"{header.architecture}.context_length", words.model_max_length)),
-        **own,
+        **special_tokens,
     )
 
 

@@ -75,10 +75,10 @@ def export_run(
     recorded = recorded_sequences(run, checkpoint.step)
     sequences = recorded or random_sequences(trained.config.vocab_size)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
-    found = _export(trained, config, out, sequences, saved.temperature)
+    comparison = _export(trained, config, out, sequences, saved.temperature)
     if (selection := _selection(run, checkpoint, saved.valid)) is not None:
         selection.write(out)
-    return _exported(trained.parameters(), out, checkpoint.folder, config.dtype, bool(recorded), found)
+    return _exported(trained.parameters(), out, checkpoint.folder, config.dtype, bool(recorded), comparison)
 
 
 def export_adapter(
@@ -102,8 +102,8 @@ def export_adapter(
         again = load_adapted(_comparable(config), folder)
         _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
         after = logprobs(again, sequences, saved.temperature)
-        found = _passed(compare(before, before, after, sequences, config.dtype), config.dtype, out)
-    return _exported(adapter.values(), out, checkpoint.folder, config.dtype, bool(recorded), found)
+        comparison = _passed(compare(before, before, after, sequences, config.dtype), config.dtype, out)
+    return _exported(adapter.values(), out, checkpoint.folder, config.dtype, bool(recorded), comparison)
 
 
 def export_verl(
@@ -124,13 +124,13 @@ def export_verl(
     config = ModelConfig(path=str(model or model_folder(shards)), dtype=dtype, trust_remote_code=trust_remote_code)
     trained = build_model(config, read_shards(shards), str(shards))
     sequences = random_sequences(trained.config.vocab_size)
-    found = _export(trained, config, out, sequences, temperature=1.0)
-    return _exported(trained.parameters(), out, shards, dtype, False, found)
+    comparison = _export(trained, config, out, sequences, temperature=1.0)
+    return _exported(trained.parameters(), out, shards, dtype, False, comparison)
 
 
 def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
     """The newest whole one, or that of `step`. Only reads, since the run may still be running. Raises `ConfigError`."""
-    steps = sorted(int(found[1]) for path in root.glob("step_*") if (found := NAME.fullmatch(path.name)))
+    steps = sorted(int(match[1]) for path in root.glob("step_*") if (match := NAME.fullmatch(path.name)))
     if step is not None and step not in steps:
         raise ConfigError(f"--step={step}: no such checkpoint in {root}; there: {', '.join(map(str, steps)) or 'none'}")
     broken: list[str] = []
@@ -250,13 +250,13 @@ def _require_same(different: list[str], out: Path) -> None:
         raise InfraError(f"{out}: not written: read back, {len(different)} weights differ, such as {different[0]}")
 
 
-def _passed(found: Comparison, dtype: Dtype, out: Path) -> Comparison:
-    if not found.passed:
+def _passed(comparison: Comparison, dtype: Dtype, out: Path) -> Comparison:
+    if not comparison.passed:
         raise InfraError(
-            f"{out}: not written: read back, the folder's log-probabilities differ by up to {found.read_back:.3g} from "
-            f"those of the same weights; at most {found.threshold:g} is allowed in {dtype}"
+            f"{out}: not written: read back, the folder's log-probabilities differ by up to {comparison.read_back:.3g} "
+            f"from those of the same weights; at most {comparison.threshold:g} is allowed in {dtype}"
         )
-    return found
+    return comparison
 
 
 def _begin(out: Path) -> None:

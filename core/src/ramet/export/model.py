@@ -24,28 +24,28 @@ def build_model(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) 
     model = _architecture(config)
     raise_all(check_fit(model, tensors, where, config.path))
     with torch.no_grad():
-        for name, own in model.state_dict().items():
+        for name, parameter in model.state_dict().items():
             if name in tensors:
-                own.copy_(tensors[name])
+                parameter.copy_(tensors[name])
     model.generation_config = load_generation_config(config) or model.generation_config
     return model.to(resolve_device(config)).eval()  # type: ignore[arg-type,no-any-return]
 
 
 def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], where: str, folder: str) -> list[str]:
     """Missing and unknown names, other shapes, tied weights that differ."""
-    own = model.state_dict(keep_vars=True)
+    state = model.state_dict(keep_vars=True)
     tied: dict[int, list[str]] = {}  # names of one and the same tensor
-    for name, tensor in own.items():
+    for name, tensor in state.items():
         tied.setdefault(id(tensor), []).append(name)
     missing = [names[0] for names in tied.values() if not any(name in tensors for name in names)]
     problems = []
     if missing:
         problems.append(f"{where}: {len(missing)} weights of the model in {folder} are missing: {_some(missing)}")
-    if unknown := sorted(tensors.keys() - own.keys()):
+    if unknown := sorted(tensors.keys() - state.keys()):
         problems.append(f"{where}: {len(unknown)} weights are unknown to the model in {folder}: {_some(unknown)}")
     shapes = [
         f"{name} is {list(tensors[name].shape)}, must be {list(tensor.shape)}"
-        for name, tensor in own.items()
+        for name, tensor in state.items()
         if name in tensors and tensors[name].shape != tensor.shape
     ]
     if shapes:
@@ -61,12 +61,12 @@ def _architecture(config: ModelConfig) -> PreTrainedModel:
     """Flash attention has no float32 kernels, and both sides of the comparison must compute alike."""
     attention = Attention.EAGER if config.attention is Attention.EAGER else Attention.SDPA
     try:
-        found = AutoConfig.from_pretrained(
+        described = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                found,
+                described,
                 dtype=torch.float32,
                 attn_implementation=str(attention),
                 trust_remote_code=config.trust_remote_code,

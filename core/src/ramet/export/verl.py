@@ -33,15 +33,15 @@ def shard_files(folder: Path) -> list[Path]:
     """One file per rank, in order. Raises `ConfigError` for a folder without shards and for an incomplete set."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give the one that holds model_world_size_W_rank_R.pt")
-    found = {(int(m[1]), int(m[2])): path for path in folder.iterdir() if (m := FILE.fullmatch(path.name))}
-    if not found:
+    files = {(int(m[1]), int(m[2])): path for path in folder.iterdir() if (m := FILE.fullmatch(path.name))}
+    if not files:
         inside = folder / "actor"
         hint = f"; give {inside}" if inside.is_dir() else ""
         raise ConfigError(f"{folder} holds no model_world_size_W_rank_R.pt{hint}")
-    sizes = sorted({size for size, _ in found})
+    sizes = sorted({size for size, _ in files})
     if len(sizes) > 1:
         raise ConfigError(f"{folder} mixes shards of the world sizes {', '.join(map(str, sizes))}; keep those of one")
-    ranks = {rank for _, rank in found}
+    ranks = {rank for _, rank in files}
     wanted = set(range(sizes[0]))
     if ranks - wanted:
         raise ConfigError(f"{folder}: ranks {_list(ranks - wanted)} do not belong to a world size of {sizes[0]}")
@@ -50,7 +50,7 @@ def shard_files(folder: Path) -> list[Path]:
             f"{folder}: of {sizes[0]} ranks {_list(wanted - ranks)} {'is' if len(wanted - ranks) == 1 else 'are'} "
             "missing; copy the shards of all nodes into one folder"
         )
-    return [found[sizes[0], rank] for rank in range(sizes[0])]
+    return [files[sizes[0], rank] for rank in range(sizes[0])]
 
 
 def model_folder(folder: Path) -> Path:
@@ -120,7 +120,11 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
     if all(isinstance(placement, Replicate) for placement in placements):
         return local[0]
     *replicas, last = placements
-    if not all(isinstance(one, Replicate) for one in replicas) or not isinstance(last, Shard) or last.dim != 0:
+    if (
+        not all(isinstance(placement, Replicate) for placement in replicas)
+        or not isinstance(last, Shard)
+        or last.dim != 0
+    ):
         raise ValueError(f"sharded as {', '.join(map(repr, placements))}; can be read: {LAYOUTS}")
     return _joined(local, parts[0].shape, n_shards=None if replicas else len(parts))
 
@@ -139,14 +143,14 @@ def _joined(local: Sequence[Tensor], shape: torch.Size, *, n_shards: int | None)
 
 
 def _placements(tensor: Any) -> tuple[Placement, ...]:
-    found: tuple[Placement, ...] = tensor._spec.placements
-    return found
+    placements: tuple[Placement, ...] = tensor._spec.placements
+    return placements
 
 
 def _local(tensor: Any) -> Tensor:
     """Not `to_local()`, which asks for the process group."""
-    found: Tensor = tensor._local_tensor
-    return found
+    local: Tensor = tensor._local_tensor
+    return local
 
 
 def _list(ranks: set[int]) -> str:

@@ -31,8 +31,8 @@ def read_reply(reply: Mapping[str, Any], request: Request, encoder: Encoder) -> 
     if choice.get("finish_reason") in CUT_OFF:
         raise InfraError(f"request {request.id!r}: the server cut its reply off ({choice['finish_reason']})")
     text, reason = choice["text"], next((choice[key] for key in REASONS if choice.get(key) is not None), None)
-    given = choice.get("token_ids")
-    ids = None if given is None else _ids(given, request)
+    token_ids = choice.get("token_ids")
+    ids = None if token_ids is None else _ids(token_ids, request)
     finish, stop = _ended(choice, text, reason, ids, request)
     if ids is None:
         ids = encoder.markup(_with_stop(text, stop))
@@ -52,12 +52,12 @@ def read_reply(reply: Mapping[str, Any], request: Request, encoder: Encoder) -> 
         cached_tokens=int(details.get("cached_tokens") or 0),
     )
     counted = (usage or {}).get("completion_tokens")
-    return ServerReply(completion=completion, has_ids=given is not None, counted=counted)
+    return ServerReply(completion=completion, has_ids=token_ids is not None, counted=counted)
 
 
-def _ids(given: Any, request: Request) -> array[int]:
+def _ids(token_ids: Any, request: Request) -> array[int]:
     try:
-        return array("i", given)
+        return array("i", token_ids)
     except (TypeError, OverflowError) as error:
         raise InfraError(f"request {request.id!r}: the server's token_ids are not token ids: {error}") from error
 
@@ -81,8 +81,8 @@ def _with_stop(text: str, stop: str | None) -> str:
     return text if stop is None or text.endswith(stop) else text + stop
 
 
-def _logprobs(given: Any, n: int) -> array[float]:
+def _logprobs(logprobs: Any, n: int) -> array[float]:
     """Return the log-probability of every token; empty where the server gave none, or not `n` numbers."""
-    found = given.get("token_logprobs") if isinstance(given, dict) else None
-    usable = isinstance(found, list) and len(found) == n and all(isinstance(one, int | float) for one in found)
-    return array("f", found if usable and found else [])
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+    usable = isinstance(values, list) and len(values) == n and all(isinstance(value, int | float) for value in values)
+    return array("f", values if usable and values else [])

@@ -111,11 +111,11 @@ class OpenAIEngine:
                 raise
             reply = await self._client.post("/completions", self._body(request, as_ids=False), affinity=affinity)
             self._ask_for_text(str(error))  # what is refused as text too, as a prompt that is too long, says nothing
-        found = read_reply(reply, request, self._encoder)
-        if as_ids and not found.has_ids:
+        server_reply = read_reply(reply, request, self._encoder)
+        if as_ids and not server_reply.has_ids:
             self._ask_for_text("its replies have no token_ids")
-        self._count(request, found)
-        return found.completion
+        self._count(request, server_reply)
+        return server_reply.completion
 
     def _body(self, request: Request, *, as_ids: bool) -> dict[str, Any]:
         sampling = request.sampling
@@ -150,11 +150,11 @@ class OpenAIEngine:
                 why,
             )
 
-    def _count(self, request: Request, found: ServerReply) -> None:
-        completion = found.completion
+    def _count(self, request: Request, server_reply: ServerReply) -> None:
+        completion = server_reply.completion
         self._requests += 1
-        drifted = not found.has_ids and (
-            found.counted not in (None, len(completion.token_ids))
+        drifted = not server_reply.has_ids and (
+            server_reply.counted not in (None, len(completion.token_ids))
             or self._encoder.markup(self._encoder.decode(request.token_ids)) != request.token_ids
         )
         if drifted:

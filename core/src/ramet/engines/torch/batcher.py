@@ -215,7 +215,7 @@ class TorchBatcher:
 
     def _prefill(self, spent: int) -> int:
         """Compute parts of prompts, if the round's budget allows more; returns how many tokens that was."""
-        chosen: list[RunningSequence] = []
+        sequences: list[RunningSequence] = []
         parts: list[BatchPart] = []
         width = 0
         for sequence in self._prefilling:
@@ -225,11 +225,11 @@ class TorchBatcher:
             if spent + wider * (len(parts) + 1) > self._prefill_tokens or (parts and self._runner.deterministic):
                 break
             width = wider
-            chosen.append(sequence)
+            sequences.append(sequence)
             parts.append(BatchPart(sequence.slot, start, tokens))
         if parts:
             self._runner.prefill(parts)
-        for sequence, part in zip(chosen, parts, strict=True):
+        for sequence, part in zip(sequences, parts, strict=True):
             self._table.valid[sequence.slot] = part.start + len(part.tokens)
             self._join(sequence)
         return width * len(parts)

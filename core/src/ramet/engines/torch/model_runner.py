@@ -162,18 +162,18 @@ class ModelRunner:
         slots = sorted(decoding)
         end = self._forward.slots if self.deterministic else slots[-1] + 1
         dense = self.deterministic or len(slots) >= DENSE * end
-        chosen = list(range(end)) if dense else slots
-        sequences = [decoding.get(slot) for slot in chosen]
+        row_slots = list(range(end)) if dense else slots
+        sequences = [decoding.get(slot) for slot in row_slots]
         samplings = [s.request.sampling if s is not None else None for s in sequences]
-        narrow = [i for i, one in enumerate(samplings) if one is not None and _is_narrow(one)]
+        narrow = [i for i, sampling in enumerate(samplings) if sampling is not None and _is_narrow(sampling)]
         return RunnerBatch(
-            slots=chosen,
+            slots=row_slots,
             sequences=sequences,
             rows=slice(0, end) if dense else torch.tensor(slots, device=self._forward.device),
             active=torch.tensor([s is not None for s in sequences], device=self._forward.device),
-            any_greedy=any(one is not None and one.temperature == 0 for one in samplings),
+            any_greedy=any(sampling is not None and sampling.temperature == 0 for sampling in samplings),
             narrow=torch.tensor(narrow, device=self._forward.device) if narrow else None,
-            top=[i for i, one in enumerate(sequences) if one is not None and one.wants_top],
+            top=[i for i, sequence in enumerate(sequences) if sequence is not None and sequence.wants_top],
         )
 
     @torch.inference_mode()
@@ -193,15 +193,15 @@ class ModelRunner:
 
     def _note_top(self, batch: RunnerBatch, logits: Tensor, draw: Draw, tokens: Tensor) -> None:
         """Compute it for all rows, so that the shape is the same for every caller."""
-        asking = [one for i in batch.top if (one := batch.sequences[i]) is not None and one.wants_top]
+        asking = [asker for i in batch.top if (asker := batch.sequences[i]) is not None and asker.wants_top]
         if not asking:
             return
-        k = max(one.request.top_logprobs for one in asking)
-        found = top_logprobs(logits, draw.temperature, tokens, k)
+        k = max(asker.request.top_logprobs for asker in asking)
+        top = top_logprobs(logits, draw.temperature, tokens, k)
         for i in batch.top:
             sequence = batch.sequences[i]
             if sequence is not None and sequence.wants_top:
-                sequence.top_logprobs.append(found[i])
+                sequence.top_logprobs.append(top[i])
 
     def read(self, sequence: RunningSequence) -> None:
         """Fetch the numbers of the tokens that it has sampled since the last time."""

@@ -60,12 +60,12 @@ def sample(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     best = logits.argmax(dim=-1) if draw.any_greedy else tokens
     if draw.narrow is not None:
         rows = draw.narrow
-        chosen = probs[rows]
+        narrow_probs = probs[rows]
         if draw.seen is not None:
             penalised = _penalised(logits[rows], draw.seen[rows], _of(draw.penalty, rows))
-            chosen = torch.softmax(penalised / temperature[rows, None], dim=-1)
+            narrow_probs = torch.softmax(penalised / temperature[rows, None], dim=-1)
             best[rows] = penalised.argmax(dim=-1) if draw.any_greedy else best[rows]
-        tokens[rows] = _narrowed(chosen, draw, rows)
+        tokens[rows] = _narrowed(narrow_probs, draw, rows)
     if draw.any_greedy:
         tokens = torch.where(draw.temperature > 0, tokens, best)
     logprobs = logps.gather(1, tokens[:, None])[:, 0]
@@ -80,16 +80,19 @@ def top_logprobs(logits: Tensor, temperature: Tensor, tokens: Tensor, k: int) ->
     """
     logps = torch.log_softmax(logits / torch.where(temperature > 0, temperature, 1.0)[:, None], dim=-1)
     values, ids = logps.topk(min(k, logps.shape[-1]))
-    own = logps.gather(1, tokens.clamp_min(0)[:, None])[:, 0].tolist()
+    sampled_logps = logps.gather(1, tokens.clamp_min(0)[:, None])[:, 0].tolist()
     among = (ids == tokens[:, None]).any(dim=1).tolist()
-    return [tuple(row) if inside else (*row, one) for row, one, inside in zip(values.tolist(), own, among, strict=True)]
+    return [
+        tuple(row) if inside else (*row, logp)
+        for row, logp, inside in zip(values.tolist(), sampled_logps, among, strict=True)
+    ]
 
 
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     wanted = uniform[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
-    return found.clamp_max(probs.shape[-1] - 1)
+    index = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+    return index.clamp_max(probs.shape[-1] - 1)
 
 
 def _of(values: Tensor | None, rows: Tensor) -> Tensor:

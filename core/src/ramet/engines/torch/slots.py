@@ -57,25 +57,25 @@ class SlotTable:
     def find(self, prompt: Tokens, key: str, fork_of: str) -> CacheSlot | None:
         """The best slot for a prompt, or None if it should wait: for a slot, or for a prefix that is being computed."""
         usable = len(prompt) - 1  # the last token is always computed: its logits are wanted
-        own = self._by_key.get(key) if key else None
-        if own is not None and self.busy[own]:
-            own = None  # another request of this key is running: this one gets a slot of its own
+        own_slot = self._by_key.get(key) if key else None
+        if own_slot is not None and self.busy[own_slot]:
+            own_slot = None  # another request of this key is running: this one gets a slot of its own
         parent = self._by_key.get(fork_of) if fork_of else None
-        if own is None and not self._takeable().any():
+        if own_slot is None and not self._takeable().any():
             return None
         shared = self._shared(prompt)
         coming = np.minimum(shared, usable)
         ready = np.minimum(coming, self.valid)
         if self.deterministic:
-            source = own if own is not None else parent
+            source = own_slot if own_slot is not None else parent
             ready, coming = self._same_bits(ready, coming, usable, source)
-        slot = own if own is not None else self._take(ready)
+        slot = own_slot if own_slot is not None else self._take(ready)
         donor = slot if ready[slot] == ready.max() else int(ready.argmax())
         cached = int(ready[donor])
-        if own is None and int(coming[self.busy].max(initial=0)) - cached >= MIN_SHARED:
+        if own_slot is None and int(coming[self.busy].max(initial=0)) - cached >= MIN_SHARED:
             return None
-        known = len(prompt) if parent is None else int(min(shared[parent], self.valid[parent]))
-        return CacheSlot(slot, donor, cached, max(known - cached, 0))
+        n_known = len(prompt) if parent is None else int(min(shared[parent], self.valid[parent]))
+        return CacheSlot(slot, donor, cached, max(n_known - cached, 0))
 
     def occupy(self, target: CacheSlot, prompt: Tokens, key: str) -> None:
         """Give a slot to a request. The caller copies the cache."""

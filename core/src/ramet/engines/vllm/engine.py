@@ -127,9 +127,9 @@ class VllmEngine:
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model."""
-        given = list(weights)
-        check_weights(self._shapes, given)
-        await self._call(self._service.update(given, version, in_flight=self.in_flight))
+        named_tensors = list(weights)
+        check_weights(self._shapes, named_tensors)
+        await self._call(self._service.update(named_tensors, version, in_flight=self.in_flight))
 
     async def connect_weights(self, source: Mapping[str, Any]) -> None:
         """Let vLLM's workers join a broadcast of weights (`weight_transfer.TransferSource`)."""
@@ -237,10 +237,10 @@ class EventLoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         finally:
             self._loop.close()
 

@@ -55,12 +55,12 @@ class LogprobFetcher:
         self, wanted: list[tuple[str, int, asyncio.Future[SampledNumbers]]], ended: list[str]
     ) -> None:
         try:
-            found = await self._fetch([(name, count) for name, count, _ in wanted], ended)
+            fetched = await self._fetch([(name, count) for name, count, _ in wanted], ended)
         except Exception as error:  # whatever broke, those who wait must get it
             for _, _, future in wanted:
                 if not future.done():
                     future.set_exception(error)
         else:
-            for (_, _, future), numbers in zip(wanted, found, strict=True):
+            for (_, _, future), numbers in zip(wanted, fetched, strict=True):
                 if not future.done():
                     future.set_result(numbers)

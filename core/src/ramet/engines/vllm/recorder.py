@@ -106,8 +106,8 @@ class LogprobRecorder:
     def get(self, wanted: Sequence[tuple[str, int]]) -> list[SampledNumbers]:
         """Return the numbers of each request's first tokens, which were delivered."""
         self._read_copied()
-        known = [(self._numbers.get(name) or SequenceNumbers(), count) for name, count in wanted]
-        return [(n.logprobs[:count], n.entropies[:count], n.versions[:count]) for n, count in known]
+        entries = [(self._numbers.get(name) or SequenceNumbers(), count) for name, count in wanted]
+        return [(n.logprobs[:count], n.entropies[:count], n.versions[:count]) for n, count in entries]
 
     def _read_copied(self) -> None:
         """Note the numbers of the steps whose copies have ended: all but those that the device still computes."""

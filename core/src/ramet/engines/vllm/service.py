@@ -251,7 +251,7 @@ class VllmService:
         sampled = output.outputs[0]
         for number, token in enumerate(sampled.token_ids):
             if sequence.wants_top and sampled.logprobs is not None:
-                sequence.top_logprobs.append(tuple(one.logprob for one in sampled.logprobs[number].values()))
+                sequence.top_logprobs.append(tuple(entry.logprob for entry in sampled.logprobs[number].values()))
             ended = sequence.append(token)
             if ended is not None:
                 return ended

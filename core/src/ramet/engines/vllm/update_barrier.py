@@ -53,7 +53,7 @@ class UpdateBarrier:
 
     def _are_left(self, epoch: int) -> bool:
         """Requests of this epoch or an earlier one are still running."""
-        return any(count for one, count in self._requests.items() if one <= epoch)
+        return any(count for earlier, count in self._requests.items() if earlier <= epoch)
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         if ready():
