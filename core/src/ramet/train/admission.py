@@ -147,21 +147,23 @@ class AdmittedRollouts:
         left_out: list[_Admitted] = []
         while len(kept) < self._size:
             self._admit()
-            one = self._admitted[len(kept) + len(left_out)]
-            await one.playing
-            if not one.signal and len(left_out) < self._most_left_out:
-                left_out.append(one)
+            admitted = self._admitted[len(kept) + len(left_out)]
+            await admitted.playing
+            if not admitted.signal and len(left_out) < self._most_left_out:
+                left_out.append(admitted)
             else:
-                kept.append(one)
+                kept.append(admitted)
         del self._admitted[: len(kept) + len(left_out)]
         self._taken = step
-        self._positions[step] = max((one.drawn for one in (*kept, *left_out)), key=lambda drawn: drawn.number).after
+        self._positions[step] = max(
+            (admitted.drawn for admitted in (*kept, *left_out)), key=lambda drawn: drawn.number
+        ).after
         return self._played(kept, left_out)
 
     async def failed(self) -> NoReturn:
         while True:
             self._ended.clear()
-            for error in (one.error for one in self._admitted):
+            for error in (admitted.error for admitted in self._admitted):
                 if error is not None:
                     raise error
             await self._ended.wait()
@@ -174,7 +176,7 @@ class AdmittedRollouts:
     async def paused(self) -> AsyncIterator[None]:
         self._is_paused = True
         try:
-            if running := [one.playing for one in self._admitted if not one.playing.done()]:
+            if running := [admitted.playing for admitted in self._admitted if not admitted.playing.done()]:
                 await asyncio.wait(running)
             yield
         finally:
@@ -186,7 +188,7 @@ class AdmittedRollouts:
 
     async def cancel(self) -> None:
         self._is_paused = True
-        playing = [one.playing for one in self._admitted]
+        playing = [admitted.playing for admitted in self._admitted]
         self._admitted.clear()
         await cancel_and_wait(playing, timeout_s=CANCEL_S)
 
@@ -194,7 +196,7 @@ class AdmittedRollouts:
         """Start the groups that may start now."""
         if self._is_paused:
             return
-        signals = [one.signal for one in self._admitted] if self._most_left_out else []
+        signals = [admitted.signal for admitted in self._admitted] if self._most_left_out else []
         n_left_out = sum(surely_left_out(signals, size=self._size, most=self._most_left_out))
         room = (min(self._trained + self._staleness + 1, self._last) - self._taken) * self._size
         for _ in range(room - (len(self._admitted) - n_left_out)):
@@ -207,18 +209,18 @@ class AdmittedRollouts:
 
     def _played(self, kept: Sequence[_Admitted], left_out: Sequence[_Admitted]) -> PlayedStep:
         every = [*kept, *left_out]
-        groups = [one.playing.result() for one in every]
+        groups = [admitted.playing.result() for admitted in every]
         metrics = RolloutMetrics(self._first_tokens)
         for group in groups:
             metrics.add(group.group)
         now = time.monotonic()
         metrics.seconds, self._since = now - self._since, now
-        running = sum(not one.playing.done() for one in self._admitted)
+        running = sum(not admitted.playing.done() for admitted in self._admitted)
         return PlayedStep(
             groups=[group.scored for group in groups[: len(kept)]],
             replaced=[group.scored for group in groups[len(kept) :]],
-            numbers=tuple(one.drawn.number for one in every),
-            key_steps=tuple(one.drawn.key_step for one in every),
+            numbers=tuple(admitted.drawn.number for admitted in every),
+            key_steps=tuple(admitted.drawn.key_step for admitted in every),
             greedy=tuple(reward for group in groups for reward in group.greedy),
             metrics={
                 **metrics.take(),
@@ -232,12 +234,12 @@ def surely_left_out(signals: Iterable[bool | None], *, size: int, most: int) -> 
     """Say which groups are left out, in their order from the first of a step, whatever those turn out to be whose
     signal is not known yet (None). A step takes `size` groups and leaves out the first `most` without signal.
     """
-    found: list[bool] = []
+    decisions: list[bool] = []
     taken = left_out = 0  # by the step that the next group belongs to; after an unknown one: the most that may be
-    known = True
+    all_known = True
     for signal in signals:
-        known = known and signal is not None
-        if known:
+        all_known = all_known and signal is not None
+        if all_known:
             leaves = not signal and left_out < most
             left_out += leaves
             taken += not leaves
@@ -246,5 +248,5 @@ def surely_left_out(signals: Iterable[bool | None], *, size: int, most: int) -> 
         else:
             left_out += not signal
             leaves = signal is False and left_out <= most
-        found.append(leaves)
-    return found
+        decisions.append(leaves)
+    return decisions

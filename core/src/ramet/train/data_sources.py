@@ -31,11 +31,11 @@ def check_sources(config: Config, train: TaskSet, valid: TaskSet | None) -> list
     unmatched = list(_unmatched(config, _counts([*train.tasks, *validated])))
     cut_short = [
         f"{key}={limit}"
-        for key, limit, found in (
+        for key, limit, task_set in (
             ("data.limits.train", config.data.limits.get("train"), train),
             ("data.limits.valid", config.data.limits.get("valid"), valid),
         )
-        if limit is not None and found is not None and len(found.tasks) == limit
+        if limit is not None and task_set is not None and len(task_set.tasks) == limit
     ]
     if cut_short:
         for problem in unmatched:
@@ -92,9 +92,9 @@ def source_table(rewards: Mapping[str, RewardConfig], train: Sequence[Task], val
     for source in sources:
         n = trained[source] + validated[source]
         judged = [reward.sources is None or source in reward.sources for reward in rewards.values()]
-        own = [" ".join(visible_lines(source)), str(trained[source]), *([str(validated[source])] if valid else [])]
+        cells = [" ".join(visible_lines(source)), str(trained[source]), *([str(validated[source])] if valid else [])]
         note = [] if any(judged) else ["no reward judges it, only its benchmark"]
-        rows.append([*own, *(str(n) if applies else "-" for applies in judged), *note])
+        rows.append([*cells, *(str(n) if applies else "-" for applies in judged), *note])
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(header))]
     return ["  ".join(_aligned(row, widths)) for row in rows]
 

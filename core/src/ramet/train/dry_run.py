@@ -85,8 +85,8 @@ def _tasks(config: Config, prepared: PreparedRun) -> str:
     repaired = f"{record.repaired} with a corrupted \\boxed, which was repaired" if record.repaired else ""
     lengths = "" if has_tokenizer(config.model) else "lengths of prompts are not known"
     notes = [f"left out: {left_out}" if left_out else "", repaired, lengths]
-    found = f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}"
-    return "; ".join([found, *filter(None, notes)])
+    used = f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}"
+    return "; ".join([used, *filter(None, notes)])
 
 
 def _foreign_tags(prepared: PreparedRun) -> str:
@@ -137,8 +137,8 @@ def _old_logprobs(config: Config, components: Components) -> str:
         why = f"its {updates} optimiser steps change the policy"
     else:
         free = "those of the update's own forward pass, at no cost: a step has one optimiser step"
-        one = "; the ratio is 1: clipping does nothing (train.minibatches)"
-        return free + one * ratio_is_one(config, components.loss)
+        at_one = "; the ratio is 1: clipping does nothing (train.minibatches)"
+        return free + at_one * ratio_is_one(config, components.loss)
     return f"computed before the update, by one more forward pass a step, since {why}"
 
 

@@ -181,8 +181,8 @@ def estimate(
         penalty = kl_penalty(old, ref, batch.mask, coef=step.kl_coef, estimator=KlEstimator.K1)
     discounted = bool(getattr(estimator, "discounted", False))  # may be left out
     if penalty is not None and discounted:
-        given = 0 if batch.token_rewards is None else batch.token_rewards
-        batch = replace(batch, token_rewards=given + penalty.token_rewards)
+        earned = 0 if batch.token_rewards is None else batch.token_rewards
+        batch = replace(batch, token_rewards=earned + penalty.token_rewards)
     if Need.ENTROPY in estimator.needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad(), unchanged(batch, name):

@@ -67,8 +67,8 @@ class Preemption(StopListener):
         try:
             if not self.asked:
                 await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if self.asked and not task.done() and (left := self._at + patience - time.monotonic()) > 0:
-                await asyncio.wait({task}, timeout=left)
+            if self.asked and not task.done() and (remaining_s := self._at + patience - time.monotonic()) > 0:
+                await asyncio.wait({task}, timeout=remaining_s)
             if task.done():
                 return task.result()
             task.cancel()

@@ -71,12 +71,12 @@ class PrefixStore:
         if not (folder / ORIGIN).is_file():
             return
         try:
-            found = dict(json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
+            written = dict(json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{folder / ORIGIN}: not what a run writes beside its stored prefixes: {error}"
             ) from error
-        raise_all(_differences(folder / GROUPS, found, self._origin))
+        raise_all(_differences(folder / GROUPS, written, self._origin))
         for record in read_records(folder / GROUPS):
             self._keep(record)
 
@@ -107,10 +107,10 @@ def prefix_origin(config: Config) -> dict[str, str]:
     }
 
 
-def _differences(path: Path, found: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
+def _differences(path: Path, written: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
     for key, value in expected.items():
-        if found.get(key) != value:
+        if written.get(key) != value:
             yield (
-                f"{path}: its prefixes were written with {key} {found.get(key)}, now it is {value}; a rollout cannot "
+                f"{path}: its prefixes were written with {key} {written.get(key)}, now it is {value}; a rollout cannot "
                 "continue from them: undo the change, choose another run.name, or a branch policy that starts from none"
             )

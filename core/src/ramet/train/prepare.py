@@ -87,7 +87,9 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
         loaded = _collect(lambda: load_valid(config, components, names, check), problems)
     valid, played = (None, ValidData()) if loaded is None else loaded
     if tools is not None:
-        problems += check_task_tools([task for found in (train, valid) if found for task in found.tasks], tools)
+        problems += check_task_tools(
+            [task for task_set in (train, valid) if task_set for task in task_set.tasks], tools
+        )
         if scorer is not None:
             problems += _collect(lambda: scorer.tool_problems([*tools.schemas]), problems) or []
     if train is not None and (valid is not None or not config.data.valid):
@@ -123,11 +125,11 @@ def _check_settings(resolved: Resolved, components: Components, elsewhere: bool)
 
 def check_task_tools(tasks: Sequence[Task], tools: ToolNames) -> list[str]:
     """Tasks may restrict tools to configured ones only."""
-    known = tools.all
-    unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(known))
+    configured = tools.all
+    unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(configured))
     if not unknown:
         return []
-    return [f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(known) or 'none'}"]
+    return [f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(configured) or 'none'}"]
 
 
 def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
@@ -199,8 +201,8 @@ def _prepared(
     tasks = _within_difficulty(config.data, kept.tasks)
     kept_valid = short_enough(valid.tasks) if valid else None
     if encoder is not None and config.data.chat_markup is ChatMarkup.KEEP:
-        for key, found in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
-            warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), key)
+        for key, kept_tasks in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
+            warn_of_chat_markup(kept_tasks, lambda task: encoder.chat_markup(prompt(task).messages), key)
     warn_of_ratio_one(config, components.loss)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
     played = [*tasks, *(kept_valid.tasks if kept_valid else [])]
@@ -260,8 +262,8 @@ def prompt_counter(encoder: Encoder, prompt: Callable[[Task], Prompt]) -> Callab
 
     def count(task: Task) -> int:
         try:
-            made = prompt(task)
-            return len(encoder.prompt(made.messages, made.tools))
+            task_prompt = prompt(task)
+            return len(encoder.prompt(task_prompt.messages, task_prompt.tools))
         except ConfigError as error:  # the chat template may refuse an order of roles
             raise ConfigError(f"data: task {task.id!r}: {error}") from error
 

@@ -49,14 +49,18 @@ class TrainProgress:
     def parts(self) -> list[Part]:
         if self._phase == STOPPING:
             return [Part(f"step {self._done}/{self._total}"), Part(STOPPING)]
-        playing, computing, left = self._backend.rollouts.progress(), self._backend.policy.progress(), self._left()
+        playing, computing, remaining_s = (
+            self._backend.rollouts.progress(),
+            self._backend.policy.progress(),
+            self._left(),
+        )
         phase = "" if self._phase == REWARDS and playing.total else self._phase
         step = self._done if self._phase == SAVING else min(self._done + 1, self._total)
         return [
             Part(f"step {step}/{self._total}"),
             Part(phase if computing is None else str(computing), rank=2),
             *rollout_parts(playing, self._rate),
-            Part("" if left is None else f"left {seconds(left)}", rank=2),
+            Part("" if remaining_s is None else f"left {seconds(remaining_s)}", rank=2),
         ]
 
     def _left(self) -> float | None:

@@ -122,8 +122,8 @@ def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None 
     if they, or what is installed, would make other updates than the run's.
     """
     source = _Source.read(folder)
-    own = [text for text in source.overrides if text.partition("=")[0].lstrip("+") != "run.name"]
-    resolved = compose([*own, *overrides], job="train", config_dir=config_dir)
+    kept = [text for text in source.overrides if text.partition("=")[0].lstrip("+") != "run.name"]
+    resolved = compose([*kept, *overrides], job="train", config_dir=config_dir)
     config = resolved.config
     components, manifest = Components(config), _checked(resolved, source)
     total_steps = config.train.steps or max(1, source.n_tasks // config.train.tasks_per_step)
@@ -151,14 +151,14 @@ def _checked(resolved: Resolved, source: _Source) -> Manifest:
     ]
     raise_all(dict.fromkeys(problems))
     manifest = make_manifest(resolved, data=source.manifest.data, model=model_fingerprint(*model_files(config.model)))
-    found = changes(RunState.read(source.folder), RunState(config=resolved.text, manifest=manifest))
+    differences = changes(RunState.read(source.folder), RunState(config=resolved.text, manifest=manifest))
     if not config.run.allow_config_change:
         raise_all(
             f"{text}; the updates would be others than those of {source.folder}: undo it, or set "
             "run.allow_config_change=true"
-            for text in found.harmful
+            for text in differences.harmful
         )
-    for text in found.harmful:
+    for text in differences.harmful:
         logger.warning("replay with a change that alters the numbers: %s", text)
     return manifest
 
@@ -245,9 +245,18 @@ class _Replay:
         )
 
 
-def largest_difference(one: Path, other: Path) -> float:
+def largest_difference(first: Path, second: Path) -> float:
     """Return the largest difference of any parameter of two checkpoints; infinite where shapes or names differ."""
-    left, right = saved_weights(one), saved_weights(other)
-    if {name: tensor.shape for name, tensor in left.items()} != {name: tensor.shape for name, tensor in right.items()}:
+    first_weights, second_weights = saved_weights(first), saved_weights(second)
+    if {name: tensor.shape for name, tensor in first_weights.items()} != {
+        name: tensor.shape for name, tensor in second_weights.items()
+    }:
         return float("inf")
-    return max((float((left[name] - right[name]).abs().max()) for name in left if left[name].numel()), default=0.0)
+    return max(
+        (
+            float((first_weights[name] - second_weights[name]).abs().max())
+            for name in first_weights
+            if first_weights[name].numel()
+        ),
+        default=0.0,
+    )

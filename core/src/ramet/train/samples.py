@@ -23,15 +23,15 @@ STYLES = {SegmentKind.TURN: "default", SegmentKind.RESULT: "yellow", SegmentKind
 
 def choose(groups: Sequence[ScoredGroup], n: int, *, seed: int, step: int) -> list[tuple[str, ScoredRollout]]:
     """At most `n` rollouts, each with why it was chosen. Of equal rewards the first of the step is taken."""
-    left = [rollout for group in groups for rollout in group.valid]
-    chosen: list[tuple[str, ScoredRollout]] = []
+    remaining = [rollout for group in groups for rollout in group.valid]
+    picked: list[tuple[str, ScoredRollout]] = []
     for why, pick in (("best", max), ("worst", min)):
-        if left and len(chosen) < n:
-            found = pick(left, key=_reward)
-            left = [rollout for rollout in left if rollout is not found]
-            chosen.append((why, found))
-    drawn = Random(f"{seed}/{step}/samples").sample(left, len(left))
-    return [*chosen, *(("drawn", rollout) for rollout in drawn[: n - len(chosen)])]
+        if remaining and len(picked) < n:
+            extreme = pick(remaining, key=_reward)
+            remaining = [rollout for rollout in remaining if rollout is not extreme]
+            picked.append((why, extreme))
+    drawn = Random(f"{seed}/{step}/samples").sample(remaining, len(remaining))
+    return [*picked, *(("drawn", rollout) for rollout in drawn[: n - len(picked)])]
 
 
 def _reward(rollout: ScoredRollout) -> float:
@@ -48,9 +48,9 @@ class SamplePrinter:
         self._console = console or Console()
 
     def __call__(self, step: int, groups: Sequence[ScoredGroup]) -> None:
-        chosen = choose(groups, self._n, seed=self._seed, step=step) if self._n else []
-        for number, (why, rollout) in enumerate(chosen, start=1):
-            head = f"step {step}, rollout {number} of {len(chosen)} ({why}): {_title(rollout)}"
+        samples = choose(groups, self._n, seed=self._seed, step=step) if self._n else []
+        for number, (why, rollout) in enumerate(samples, start=1):
+            head = f"step {step}, rollout {number} of {len(samples)} ({why}): {_title(rollout)}"
             self._print(Text(visible(head), style="bold"))
             for label, text, style in _texts(rollout):
                 for line in _lines(label, text):
@@ -60,20 +60,20 @@ class SamplePrinter:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
-def _title(one: ScoredRollout) -> str:
-    rollout = one.rollout
-    parts = ", ".join(f"{name} {value:g}" for name, value in one.parts.items())
+def _title(scored: ScoredRollout) -> str:
+    rollout = scored.rollout
+    parts = ", ".join(f"{name} {value:g}" for name, value in scored.parts.items())
     fork = "" if rollout.parent is None else f" (fork of {rollout.parent} at turn {rollout.fork_turn})"
     return (
-        f"reward {one.reward:g}{f' ({parts})' if parts else ''}, task {rollout.task.id}, path {rollout.id}{fork}, "
+        f"reward {scored.reward:g}{f' ({parts})' if parts else ''}, task {rollout.task.id}, path {rollout.id}{fork}, "
         f"{rollout.n_sampled_tokens} tokens, stop {rollout.stop}"
     )
 
 
-def _texts(one: ScoredRollout) -> Iterator[tuple[str, str, str]]:
+def _texts(scored: ScoredRollout) -> Iterator[tuple[str, str, str]]:
     """Label, text and style."""
-    yield "question", one.rollout.task.question, "cyan"
-    for segment in one.rollout.segments:
+    yield "question", scored.rollout.task.question, "cyan"
+    for segment in scored.rollout.segments:
         if segment.kind is not SegmentKind.PROMPT:
             yield _label(segment), segment.text, STYLES[segment.kind]
 

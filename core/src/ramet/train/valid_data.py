@@ -35,7 +35,9 @@ class ValidData:
         """With these of its tasks alone."""
         names = {self.origins.get(task.id) for task in kept}
         return replace(
-            self, tasks=kept, benchmarks={name: one for name, one in self.benchmarks.items() if name in names}
+            self,
+            tasks=kept,
+            benchmarks={name: benchmark for name, benchmark in self.benchmarks.items() if name in names},
         )
 
     def metrics(self, scorer: Scorer, k: int) -> list[str]:
@@ -60,32 +62,38 @@ def load_valid(
     nor applied.
     """
     data = config.data
-    found = load_tasks(
+    task_set = load_tasks(
         data.valid,
         Columns.of({**data.columns, "difficulty": None}),  # of training alone
         limit=data.limits.get("valid"),
         on_bad_row=data.on_bad_row,
         build=components.benchmark,
-        shares={name: one.limit for name, one in config.benchmarks.items() if one.limit is not None},
+        shares={name: settings.limit for name, settings in config.benchmarks.items() if settings.limit is not None},
         check=check,
         check_benchmarks=False,
     )
     raise_all(_problems(config))
-    names = dict.fromkeys(name for task in found.tasks if (name := found.benchmarks.get(task.id)) is not None)
+    names = dict.fromkeys(name for task in task_set.tasks if (name := task_set.benchmarks.get(task.id)) is not None)
     benchmarks = {name: components.benchmark(name) for name in names}
     rules = {} if tools is None else _rules(config, benchmarks, tools)
-    tasks = [_applied(rules, found.benchmarks.get(task.id), task) for task in found.tasks]
-    played = replace(found, tasks=tasks, fingerprint=fingerprint(tasks))
-    return played, ValidData(tasks=tasks, origins=found.benchmarks, benchmarks=benchmarks, rules=rules)
+    tasks = [_applied(rules, task_set.benchmarks.get(task.id), task) for task in task_set.tasks]
+    played = replace(task_set, tasks=tasks, fingerprint=fingerprint(tasks))
+    return played, ValidData(tasks=tasks, origins=task_set.benchmarks, benchmarks=benchmarks, rules=rules)
 
 
 def _rules(config: Config, benchmarks: Mapping[str, Benchmark], tools: Sequence[str]) -> dict[str, BenchmarkRules]:
-    chosen = {name: config.benchmarks.get(name, BenchmarkConfig()) for name in benchmarks}
+    sections = {name: config.benchmarks.get(name, BenchmarkConfig()) for name in benchmarks}
     settings = sampling_settings(config)
-    raise_all([p for name, one in benchmarks.items() for p in rule_problems(name, one.info, chosen[name], tools)])
-    for name, one in benchmarks.items():
-        warn_of_missing_tools(name, one.info, chosen[name], tools)
-    return {name: rules_of(one.info, chosen[name], settings, tools) for name, one in benchmarks.items()}
+    raise_all(
+        [
+            p
+            for name, benchmark in benchmarks.items()
+            for p in rule_problems(name, benchmark.info, sections[name], tools)
+        ]
+    )
+    for name, benchmark in benchmarks.items():
+        warn_of_missing_tools(name, benchmark.info, sections[name], tools)
+    return {name: rules_of(benchmark.info, sections[name], settings, tools) for name, benchmark in benchmarks.items()}
 
 
 def _applied(rules: Mapping[str, BenchmarkRules], benchmark: str | None, task: Task) -> Task:
