@@ -30,6 +30,7 @@ from ramet.rollout.config import (
     TokenEntropyConfig,
     ValueGuidedConfig,
 )
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing import ScriptedEngine, check_plugin, echo_tool, tiny_encoder
@@ -78,7 +79,7 @@ def play(policy: Any, right: set[str], **config: Any) -> Group:
             deterministic=True,
             score=score,
         )
-        [group] = await worker.run([Task(id="t", prompt=user_prompt("?"))], step=1)
+        [group] = await worker.run(RolloutRequest(tasks=[Task(id="t", prompt=user_prompt("?"))], step=1))
         await worker.close()
         return group
 

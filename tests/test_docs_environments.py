@@ -19,6 +19,7 @@ from ramet.api import train
 from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing import Reply, ScriptedEngine, check_rollout_step, tiny_encoder
 from ramet_arpo.branching import Arpo
@@ -59,7 +60,7 @@ def play(step: Any, script: Any, task: Task, policy: Any = None, **config: Any) 
             seed=1,
             deterministic=False,
         )
-        [group] = await worker.run([task], step=1)
+        [group] = await worker.run(RolloutRequest(tasks=[task], step=1))
         await worker.close()
         return list(group.rollouts)
 

@@ -34,6 +34,7 @@ from ramet.plugins import hookspecs, load_from, load_plugins
 from ramet.plugins.component_checks import OPTIONAL, PROTOCOLS
 from ramet.plugins.sources import GROUP, PRESETS, Source
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.watchdog import Watchdog
@@ -247,7 +248,7 @@ def test_the_policy_that_forks_after_failed_calls_forks_nowhere_else(examples: P
             seed=1,
             deterministic=True,
         )
-        [group] = await worker.run([Task(id="t", prompt=user_prompt("?"))], step=1)
+        [group] = await worker.run(RolloutRequest(tasks=[Task(id="t", prompt=user_prompt("?"))], step=1))
         await worker.close()
         return list(group.rollouts)
 

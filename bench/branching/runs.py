@@ -23,7 +23,7 @@ from ramet.config.schema import Config
 from ramet.helpers import from_jsonl
 from ramet.models.loading import build_encoder
 from ramet.models.tiny import make_tiny_model
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.sft import job as sft
 from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
@@ -119,7 +119,7 @@ async def _measure(config: Config, tasks: list[Task]) -> dict[str, float]:
             plan = RolloutPlan(
                 group_size=size, temperature=temperature, top_p=1.0, top_k=0, branch=False, salt=f"measure:{name}"
             )
-            groups = await rollouts.run(tasks, step=0, plan=plan)
+            groups = await rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan))
             scored = [await components.scorer.score(group) for group in groups]
             rewards = [one.reward for group in scored for one in group.rollouts]
             if None in rewards:

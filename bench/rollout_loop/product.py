@@ -14,6 +14,7 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 
@@ -81,7 +82,7 @@ class Product:
         self._rollouts: list[Rollout] = []
 
     async def run(self) -> None:
-        groups = await self.worker.run(self.tasks, step=1)
+        groups = await self.worker.run(RolloutRequest(tasks=self.tasks, step=1))
         self._rollouts = [rollout for group in groups for rollout in group.rollouts]
 
     def played(self) -> list[Played]:

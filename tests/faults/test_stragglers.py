@@ -11,6 +11,7 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.data.sampler import Sampler
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
@@ -70,7 +71,9 @@ def test_a_straggler_delays_neither_its_group_nor_the_worker_beyond_the_deadline
             deterministic=False,
         )
         started = time.monotonic()
-        groups = await worker.run([Task(id=name, prompt=user_prompt("?")) for name in "ab"], step=0)
+        groups = await worker.run(
+            RolloutRequest(tasks=[Task(id=name, prompt=user_prompt("?")) for name in "ab"], step=0)
+        )
         seconds = time.monotonic() - started
         await worker.close()
         return [[r.id for r in group.rollouts if not r.valid] for group in groups], seconds

@@ -21,7 +21,7 @@ from ramet.models.encoder import Encoder
 from ramet.plugins import load_plugins
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.method import Share
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.types import CallStatus, Group, Message, StopReason, Task, ToolCall, ToolResult, ToolSchema, user_prompt
@@ -193,7 +193,7 @@ async def _steps(algorithm: str, config: dict[str, Any], steps: Sequence[dict[st
         for tool in tools:
             tool.replies, tool.log[:] = step.get("replies", {}), []
         tasks = [Task(id=str(i), prompt=user_prompt(text)) for i, text in enumerate(step["prompts"])]
-        await worker.run(tasks, step=number, plan=plan(config, step.get("meta", {})))
+        await worker.run(RolloutRequest(tasks=tasks, step=number, plan=plan(config, step.get("meta", {}))))
         batch = method.last
         rows = in_order(batch.rows)
         shown_rows = [seen(row, config["response_length"]) for row in rows]

@@ -51,7 +51,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.rank import PolicyRank
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.types import Group, Rollout, StopReason, Task, user_prompt
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
@@ -215,10 +215,11 @@ class StubEngine(Actor):
         self._log_call("update_weights")
         return version
 
-    async def run_groups(self, tasks: list[Task], *others: object) -> list[Group]:
+    async def run_groups(self, request: RolloutRequest) -> list[Group]:
         self._log_call("run_groups")
         return [
-            Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),)) for task in tasks
+            Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),))
+            for task in request.tasks
         ]
 
     def _log_call(self, what: str) -> None:
@@ -257,12 +258,14 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
         backend = await RayBackend.start(chosen, spec, folder=tmp_path, tools=ToolNames())
         try:
             plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
-            await backend.rollouts.run([task], step=1, plan=plan)
+            await backend.rollouts.run(RolloutRequest(tasks=[task], step=1, plan=plan))
             await backend.policy.call(PolicyRank.logprobs, [])
             await backend.sync_weights(1)
-            await backend.rollouts.run([task], step=2, plan=plan)
+            await backend.rollouts.run(RolloutRequest(tasks=[task], step=2, plan=plan))
             await backend.policy.call(PolicyRank.logprobs, [])
-            await backend.rollouts.run([task], step=3, plan=plan)  # no new weights: those of before come again
+            await backend.rollouts.run(
+                RolloutRequest(tasks=[task], step=3, plan=plan)
+            )  # no new weights: those of before come again
             return sorted(device for rank in backend.policy.ranks for device in rank.process.devices)
         finally:
             await backend.close()
@@ -424,7 +427,9 @@ def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path
             policy: Any = Puts()
             started.workers.transfer = HostTransfer(policy, timeout_s=300)
             await started.workers.update_weights(7)
-            return await started.run([Task(id="t", prompt=user_prompt("hello"))], step=0, plan=RolloutPlan())
+            return await started.run(
+                RolloutRequest(tasks=[Task(id="t", prompt=user_prompt("hello"))], step=0, plan=RolloutPlan())
+            )
         finally:
             await started.close()
 

@@ -37,7 +37,7 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup
@@ -58,15 +58,8 @@ class Stub(Actor):
         logging.getLogger("ramet.stub").info("ready")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
 
-    async def run_groups(
-        self,
-        tasks: list[Task],
-        names: list[str],
-        step: int,
-        plan: RolloutPlan,
-        deadline_s: float,
-        stored: dict[str, GroupRecord],
-    ) -> list[Group]:
+    async def run_groups(self, request: RolloutRequest) -> list[Group]:
+        tasks, names, stored = request.tasks, request.task_names(), request.stored
         if len(tasks) > 1:
             (self.folder / f"share.{'+'.join(names)}").touch()
         return [await self._group(task, name, stored.get(task.id)) for task, name in zip(tasks, names, strict=True)]
@@ -204,7 +197,7 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
         heard: list[str] = []
         asked = tasks("long-0", *(f"short-{i}" for i in range(8)))
         running = asyncio.create_task(
-            rollouts.run(asked, step=1, plan=PLAN, on_group=lambda g: heard.append(g.task.id))
+            rollouts.run(RolloutRequest(tasks=asked, step=1, plan=PLAN), on_group=lambda g: heard.append(g.task.id))
         )
         async with asyncio.timeout(20):
             while len(heard) < 8:
@@ -212,9 +205,9 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
         assert heard[0] != "long-0" and set(heard) == {task.id for task in asked[1:]}
         running.cancel()
         await asyncio.wait([running])
-        groups = await rollouts.run(tasks("b", "a", "b"), step=1, plan=PLAN)
+        groups = await rollouts.run(RolloutRequest(tasks=tasks("b", "a", "b"), step=1, plan=PLAN))
         async with rollouts.uncounted():  # each worker is asked twice, once for what is kept
-            await rollouts.run(tasks("c"), step=1, plan=replace(PLAN, counted=False))
+            await rollouts.run(RolloutRequest(tasks=tasks("c"), step=1, plan=replace(PLAN, counted=False)))
         metrics = await rollouts.metrics()
         assert (metrics["rollout/rollouts"], metrics["engine/prompt_tokens"], metrics["rollout/restarts"]) == (
             44,
@@ -233,8 +226,8 @@ def test_for_a_rollout_method_each_worker_is_given_its_share_at_once(shared, mon
     monkeypatch.setattr(shared.rollouts, "_method", object())
 
     async def work(rollouts: RayRollouts) -> list[Group]:
-        groups = await rollouts.run(tasks("r0", "r1", "r2"), step=1, plan=PLAN)
-        [alone] = await rollouts.run(tasks("r3"), step=1, plan=PLAN)
+        groups = await rollouts.run(RolloutRequest(tasks=tasks("r0", "r1", "r2"), step=1, plan=PLAN))
+        [alone] = await rollouts.run(RolloutRequest(tasks=tasks("r3"), step=1, plan=PLAN))
         return [*groups, alone]
 
     groups = shared.do(work)
@@ -248,7 +241,7 @@ def test_a_worker_gets_what_is_stored_of_its_task(shared):
     async def work(rollouts: RayRollouts) -> list[Group]:
         a, b = tasks("a", "b")
         record = GroupRecord(step=5, group=ScoredGroup(task=b, rollouts=()))
-        return await rollouts.run([a, b], step=6, plan=PLAN, stored={"b": record})
+        return await rollouts.run(RolloutRequest(tasks=[a, b], step=6, plan=PLAN, stored={"b": record}))
 
     assert stats(shared.do(work), "stored") == [-1.0, 5.0]
 
@@ -257,7 +250,7 @@ def test_progress_comes_with_the_answers_to_pings(shared):
     """Each of the two workers says that one rollout of its running groups is done, and two are in tools."""
 
     async def work(rollouts: RayRollouts) -> RolloutProgress:
-        running = asyncio.create_task(rollouts.run(tasks("long-9", "short-9"), step=1, plan=PLAN))
+        running = asyncio.create_task(rollouts.run(RolloutRequest(tasks=tasks("long-9", "short-9"), step=1, plan=PLAN)))
         async with asyncio.timeout(20):
             while (found := rollouts.progress()).done < 6 or found.in_tools < 4:
                 await asyncio.sleep(0.01)
@@ -271,7 +264,9 @@ def test_progress_comes_with_the_answers_to_pings(shared):
 
 def test_no_worker_is_given_more_than_it_admits(shared):
     async def work(rollouts: RayRollouts) -> list[int]:
-        running = asyncio.create_task(rollouts.run(tasks(*(f"long-a{i}" for i in range(9))), step=1, plan=PLAN))
+        running = asyncio.create_task(
+            rollouts.run(RolloutRequest(tasks=tasks(*(f"long-a{i}" for i in range(9))), step=1, plan=PLAN))
+        )
         async with asyncio.timeout(20):
             while len(list(shared.folder.glob("long-a*"))) < 4:
                 await asyncio.sleep(0.01)
@@ -311,10 +306,10 @@ def test_a_worker_that_is_lost_while_it_falls_asleep_is_replaced(shared, monkeyp
 def test_an_error_in_a_worker_is_the_drivers_as_it_was_and_others_say_where_they_come_from(shared):
     async def work(rollouts: RayRollouts) -> None:
         with pytest.raises(PluginError, match=r"^plugin x broke the contract$") as caught:
-            await rollouts.run(tasks("raises-0", "long-b"), step=1, plan=PLAN)
+            await rollouts.run(RolloutRequest(tasks=tasks("raises-0", "long-b"), step=1, plan=PLAN))
         assert type(caught.value) is PluginError
         with pytest.raises(ValueError, match=r"^no Ramet error") as other:
-            await rollouts.run(tasks("fails-0"), step=1, plan=PLAN)
+            await rollouts.run(RolloutRequest(tasks=tasks("fails-0"), step=1, plan=PLAN))
         [note] = other.value.__notes__
         assert re.match(r"in rollout worker \d \(node [\d.]+, pid \d+\):", note)
         assert "in _do" in note and "\x1b" not in note
@@ -339,11 +334,13 @@ def test_a_worker_that_dies_is_replaced_with_the_current_weights_and_only_its_gr
 
     async def work(rollouts: RayRollouts) -> tuple[list[Group], dict[str, float]]:
         await send(rollouts, 0, version=5)
-        groups = await rollouts.run(tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
+        groups = await rollouts.run(
+            RolloutRequest(tasks=tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
+        )
         async with asyncio.timeout(60):
             while "is replaced after" not in caplog.text:
                 await asyncio.sleep(0.05)
-        groups += await rollouts.run(tasks("short-4", "short-5"), step=1, plan=PLAN)
+        groups += await rollouts.run(RolloutRequest(tasks=tasks("short-4", "short-5"), step=1, plan=PLAN))
         return groups, await rollouts.metrics()
 
     with caplog.at_level(logging.INFO, logger="ramet"):
@@ -370,7 +367,7 @@ def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(with_rollouts, tm
     monkeypatch.setattr(health_monitor, "SILENCE_S", 2.0)
 
     async def work(rollouts: RayRollouts) -> list[Group]:
-        return await rollouts.run(tasks("blocks-0", "stops_once-1"), step=1, plan=PLAN)
+        return await rollouts.run(RolloutRequest(tasks=tasks("blocks-0", "stops_once-1"), step=1, plan=PLAN))
 
     assert [group.task.id for group in with_rollouts(work)] == ["blocks-0", "stops_once-1"]
     assert len(list(tmp_path.glob("blocks-0.*"))) == 1
@@ -390,7 +387,7 @@ def test_a_group_that_does_not_come_back_in_time_costs_its_worker(
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.5)
 
     async def work(rollouts: RayRollouts) -> None:
-        running = asyncio.create_task(rollouts.run(tasks("long-0"), step=1, plan=plan))
+        running = asyncio.create_task(rollouts.run(RolloutRequest(tasks=tasks("long-0"), step=1, plan=plan)))
         async with asyncio.timeout(30):
             while not rollouts.workers.restarts:
                 await asyncio.sleep(0.05)
@@ -407,7 +404,7 @@ def test_a_group_may_take_as_long_as_its_rewards_where_they_are_asked_in_its_wor
 
     async def work(rollouts: RayRollouts) -> int:
         monkeypatch.setattr(rollouts, "_score_s", 30.0)
-        await rollouts.run(tasks("waits-0"), step=1, plan=PLAN)
+        await rollouts.run(RolloutRequest(tasks=tasks("waits-0"), step=1, plan=PLAN))
         return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1, step_s=0.1) == 0
@@ -418,7 +415,7 @@ def test_an_evaluation_has_no_deadline_of_a_step(with_rollouts, monkeypatch):
 
     async def work(rollouts: RayRollouts) -> int:
         plan = replace(PLAN, step_deadline=False)
-        groups = await rollouts.run(tasks("short-0", "short-1", "short-2"), step=0, plan=plan)
+        groups = await rollouts.run(RolloutRequest(tasks=tasks("short-0", "short-1", "short-2"), step=0, plan=plan))
         assert [group.task.id for group in groups] == ["short-0", "short-1", "short-2"]
         return rollouts.workers.restarts
 
@@ -429,7 +426,7 @@ def test_a_group_may_wait_for_its_turn_in_addition_to_the_time_of_its_rollouts(w
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.1)
 
     async def work(rollouts: RayRollouts) -> int:
-        await rollouts.run(tasks("waits-0"), step=0, plan=replace(PLAN, step_deadline=False))
+        await rollouts.run(RolloutRequest(tasks=tasks("waits-0"), step=0, plan=replace(PLAN, step_deadline=False)))
         return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1, rollout_s=0.5) == 0
@@ -441,7 +438,7 @@ def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monke
     monkeypatch.setattr(rollout_workers, "MAX_RESTARTS", 1)
 
     async def work(rollouts: RayRollouts) -> None:
-        await rollouts.run(tasks("dies-0"), step=1, plan=PLAN)
+        await rollouts.run(RolloutRequest(tasks=tasks("dies-0"), step=1, plan=PLAN))
 
     with pytest.raises(InfraError, match="at most 1 rollout workers are replaced within 30 minutes, so the run stops"):
         with_rollouts(work, workers=1)
@@ -454,7 +451,7 @@ def test_only_replacements_of_the_last_while_count(with_rollouts, monkeypatch):
 
     async def work(rollouts: RayRollouts) -> int:
         for step in (1, 2):
-            await rollouts.run(tasks(f"dies_once-{step}"), step=step, plan=PLAN)
+            await rollouts.run(RolloutRequest(tasks=tasks(f"dies_once-{step}"), step=step, plan=PLAN))
         return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1) == 2

@@ -71,7 +71,7 @@ from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
@@ -321,7 +321,7 @@ async def play(engine: Any) -> list[Row]:
     tasks = [Task(id=f"t{i}", prompt=user_prompt("2+2?" * (i + 1))) for i in range(4)]
     plan = RolloutPlan(group_size=2, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="train")
     try:
-        groups = await worker.run(tasks, step=1, plan=plan)
+        groups = await worker.run(RolloutRequest(tasks=tasks, step=1, plan=plan))
     finally:
         await worker.close()
         await engine.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ramet.evaluate.partial import PartialResults
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, tiny_encoder
@@ -100,8 +100,9 @@ class Slow:
     def group_size(self, plan: RolloutPlan) -> int:
         return 1
 
-    async def run(self, tasks: Sequence[Task], *, on_group: Callable[[Group], None], **more: Any) -> list[Group]:
-        on_group(Group(task=tasks[0], rollouts=(rollout(tasks[0], "0"),)))
+    async def run(self, request: RolloutRequest, *, on_group: Callable[[Group], None]) -> list[Group]:
+        task = request.tasks[0]
+        on_group(Group(task=task, rollouts=(rollout(task, "0"),)))
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -157,10 +158,8 @@ class Playing:
     def group_size(self, plan: RolloutPlan) -> int:
         return plan.resolved(self.worker.config).group_size
 
-    async def run(
-        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: Callable[[Group], None]
-    ) -> list[Group]:
-        return await self.worker.run(tasks, step=step, plan=plan, on_group=on_group)
+    async def run(self, request: RolloutRequest, *, on_group: Callable[[Group], None]) -> list[Group]:
+        return await self.worker.run(request, on_group=on_group)
 
 
 class Right:
@@ -207,7 +206,7 @@ def test_groups_are_let_go_when_they_are_scored_and_on_disk(tmp_path: Path) -> N
 
 def test_a_task_without_a_group_ends_the_measuring(tmp_path: Path) -> None:
     class Lazy(Slow):
-        async def run(self, tasks: Sequence[Task], **more: Any) -> list[Group]:
+        async def run(self, request: RolloutRequest, **more: Any) -> list[Group]:
             return []
 
     with pytest.raises(RametError) as caught:

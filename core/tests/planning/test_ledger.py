@@ -33,7 +33,7 @@ from ramet.planning.memory import CRITIC_UPDATE, ROLLOUTS, UPDATE, Inputs, Memor
 from ramet.planning.memory_engine import ENGINE_WEIGHTS
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.rank import PolicyRank
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.types import Group, Need, Rollout, StopReason, Task
 
 GPUS = 8
@@ -142,7 +142,7 @@ class Engine(Actor):
             return self.version
         if method == "run_groups":
             rollout = partial(Rollout, id="0", segments=(), stop=STOP)
-            return [Group(task=task, rollouts=(rollout(task=task),)) for task in arguments[0]]
+            return [Group(task=task, rollouts=(rollout(task=task),)) for task in arguments[0].tasks]
         return True
 
     def _check_room(self) -> None:
@@ -228,7 +228,9 @@ async def train(started: RayBackend, *, reference: bool, critic: bool) -> None:
     tasks = [Task(id=str(i), prompt=()) for i in range(2 * GPUS)]
     ranks = started.policy
     for step in range(1, STEPS + 1):
-        assert len(await started.rollouts.run(tasks, step=step, plan=RolloutPlan(group_size=1))) == len(tasks)
+        assert len(
+            await started.rollouts.run(RolloutRequest(tasks=tasks, step=step, plan=RolloutPlan(group_size=1)))
+        ) == len(tasks)
         await ranks.call(PolicyRank.logprobs, [])
         if reference:
             await ranks.call(PolicyRank.reference_logprobs, [])
@@ -238,7 +240,7 @@ async def train(started: RayBackend, *, reference: bool, critic: bool) -> None:
         await ranks.call(PolicyRank.update, TrainBatch(rows=[], advantages=[]), step)
         await started.sync_weights(step)
         await ranks.call(PolicyRank.stage)
-    await started.rollouts.run(tasks, step=STEPS + 1, plan=RolloutPlan(group_size=1))
+    await started.rollouts.run(RolloutRequest(tasks=tasks, step=STEPS + 1, plan=RolloutPlan(group_size=1)))
 
 
 LOST_IN = {

@@ -12,8 +12,9 @@ import pytest
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.completion import Versions
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
@@ -82,13 +83,9 @@ def play(encoder: Encoder) -> Callable[..., Played]:
             )
             try:
                 groups = await worker.run(
-                    tasks or [task()],
-                    step=at,
-                    plan=plan,
+                    RolloutRequest(tasks=tasks or [task()], step=at, plan=plan or RolloutPlan(), stored=stored or {}),
                     on_group=on_group,
-                    version=version,
-                    newest=newest,
-                    stored=stored,
+                    versions=None if version is None else Versions(version, newest or (lambda: version)),
                 )
                 return Played(groups, used, worker.metrics())
             finally:

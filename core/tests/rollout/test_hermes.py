@@ -15,7 +15,7 @@ from ramet.errors import InfraError, ToolError
 from ramet.policy.batching.rows import rows_of
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import HermesConfig
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.steps.hermes import Hermes
 from ramet.rollout.worker import RolloutWorker
@@ -165,7 +165,7 @@ def play(
             deterministic=False,
             tools_in_template=True,
         )
-        (group,) = await worker.run([TASK], step=0, plan=RolloutPlan(group_size=1))
+        (group,) = await worker.run(RolloutRequest(tasks=[TASK], step=0, plan=RolloutPlan(group_size=1)))
         await worker.close()
         return group.rollouts[0], worker.metrics()
 
@@ -266,7 +266,7 @@ def test_drift_is_counted() -> None:
             seed=1,
             deterministic=False,
         )
-        (group,) = await worker.run([TASK], step=0, plan=RolloutPlan(group_size=1))
+        (group,) = await worker.run(RolloutRequest(tasks=[TASK], step=0, plan=RolloutPlan(group_size=1)))
         await worker.close()
         return group.rollouts[0], worker.metrics()
 

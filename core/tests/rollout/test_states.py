@@ -15,7 +15,7 @@ from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugins import origin
 from ramet.plugins.plugin_code import defined_at
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.testing.doubles import Reply, echo_tool
 from ramet.types import (
     BranchAction,
@@ -412,7 +412,7 @@ def test_a_run_that_is_cancelled_closes_every_state(encoder: Any) -> None:
             seed=1,
             deterministic=False,
         )
-        running = asyncio.create_task(worker.run([Task(id="t", prompt=user_prompt("?"))], step=1))
+        running = asyncio.create_task(worker.run(RolloutRequest(tasks=[Task(id="t", prompt=user_prompt("?"))], step=1)))
         while len(tool.calls) < 5:
             await asyncio.sleep(0.005)
         running.cancel()

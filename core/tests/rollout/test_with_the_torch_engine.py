@@ -22,7 +22,9 @@ from ramet.models.tiny import make_tiny_model
 from ramet.rollout.branching.builtin import RandomBranching
 from ramet.rollout.branching.token_entropy import TokenEntropy
 from ramet.rollout.branching.value_guided import ValueGuided
+from ramet.rollout.completion import Versions
 from ramet.rollout.config import RandomBranchConfig, TokenEntropyConfig, ValueGuidedConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
 from ramet.types import (
@@ -120,7 +122,9 @@ async def play(
         deterministic=True,
     )
     try:
-        groups = await worker.run([Task(id=f"t{i}", prompt=prompt("2+2?" * (i + 1))) for i in range(3)], step=0)
+        groups = await worker.run(
+            RolloutRequest(tasks=[Task(id=f"t{i}", prompt=prompt("2+2?" * (i + 1))) for i in range(3)], step=0)
+        )
         return groups, {**worker.metrics(), **engine.metrics()}
     finally:
         await worker.close()
@@ -193,7 +197,9 @@ async def play_through_an_update(model: ModelConfig) -> tuple[list[Group], dict[
     )
     tasks = [Task(id=f"t{i}", prompt=prompt("2+2?" * (i + 1))) for i in range(2)]
     try:
-        playing = asyncio.create_task(worker.run(tasks, step=0, version=0, newest=lambda: engine.policy_version))
+        playing = asyncio.create_task(
+            worker.run(RolloutRequest(tasks=tasks, step=0), versions=Versions(0, lambda: engine.policy_version))
+        )
         await called.wait()
         await engine.update_weights(models[1].state_dict().items(), 1)
         groups = await playing

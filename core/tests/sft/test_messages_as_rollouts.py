@@ -14,7 +14,7 @@ from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import HermesConfig, TagsConfig
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.prompts import make_prompt
 from ramet.rollout.steps.hermes import Hermes
 from ramet.rollout.steps.tags import Tags
@@ -69,7 +69,7 @@ def played(encoder: Encoder, turns: list[str]) -> Rollout:
             tools_in_template=True,
         )
         task = Task(id="t", prompt=user_prompt("q"))
-        (group,) = await worker.run([task], step=0, plan=RolloutPlan(group_size=1))
+        (group,) = await worker.run(RolloutRequest(tasks=[task], step=0, plan=RolloutPlan(group_size=1)))
         await worker.close()
         return group.rollouts[0]
 

@@ -12,9 +12,10 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.prompts import make_prompt
 from ramet.rollout.steps.tags import Tags
-from ramet.rollout.worker import RolloutPlan, RolloutWorker
+from ramet.rollout.worker import RolloutWorker
 from ramet.sft.conversations import read_row
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.testing.doubles import EchoTool, ScriptedEngine, echo_tool, tiny_encoder
@@ -46,7 +47,7 @@ def played(turns: list[str], tool: EchoTool, rule: SystemPrompt) -> Rollout:
             deterministic=False,
         )
         task = Task(id="t", prompt=user_prompt(QUESTION))
-        (group,) = await worker.run([task], step=0, plan=RolloutPlan(group_size=1))
+        (group,) = await worker.run(RolloutRequest(tasks=[task], step=0, plan=RolloutPlan(group_size=1)))
         await worker.close()
         return group.rollouts[0]
 

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isnan
-from typing import Any
 
 import pytest
 
 from ramet.errors import InfraError, PluginError, RametError
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.scoring import (
     UNJUDGED,
     ScoredGroup,
@@ -158,9 +157,9 @@ class Slow:
     def group_size(self, plan: RolloutPlan) -> int:
         return 1
 
-    async def run(self, tasks: Sequence[Task], *, on_group: Callable[[Group], None], **_: Any) -> list[Group]:
+    async def run(self, request: RolloutRequest, *, on_group: Callable[[Group], None]) -> list[Group]:
         groups = []
-        for one in tasks:
+        for one in request.tasks:
             await asyncio.sleep(0.05)
             groups.append(Group(task=one, rollouts=(answered_rollout(one, "2"),)))
             on_group(groups[-1])
@@ -182,7 +181,7 @@ def scorer(value: float) -> Scorer:
 
 async def play_four(rollouts: Slow, value: float) -> list[ScoredGroup]:
     tasks = [task(str(i)) for i in range(4)]
-    return await play(rollouts, scorer(value), tasks, step=1, plan=RolloutPlan())  # type: ignore[arg-type]
+    return await play(rollouts, scorer(value), RolloutRequest(tasks=tasks, step=1))  # type: ignore[arg-type]
 
 
 def test_groups_come_back_in_the_order_of_their_tasks() -> None:

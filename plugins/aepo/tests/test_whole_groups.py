@@ -10,6 +10,7 @@ import pytest
 from ramet import Group, Task, Tool, ToolCall, ToolResult, user_prompt
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool, tiny_encoder
@@ -45,7 +46,7 @@ def play(
             seed=1,
             deterministic=deterministic,
         )
-        [group] = await worker.run([Task(id="t", prompt=user_prompt("?"))], step=0)
+        [group] = await worker.run(RolloutRequest(tasks=[Task(id="t", prompt=user_prompt("?"))], step=0))
         return group
 
     return asyncio.run(main())

@@ -8,6 +8,7 @@ from typing import Any
 from ramet import Group, Task, user_prompt
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool, tiny_encoder
@@ -33,7 +34,7 @@ def play(entropy: Any, *, group_size: int = 6, initial: int = 2) -> Group:
             seed=1,
             deterministic=True,
         )
-        [group] = await worker.run([Task(id="t", prompt=user_prompt("?"))], step=0)
+        [group] = await worker.run(RolloutRequest(tasks=[Task(id="t", prompt=user_prompt("?"))], step=0))
         return group
 
     return asyncio.run(main())

@@ -16,7 +16,7 @@ from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
 from ramet.models.encoder import Encoder
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.method import Share
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing import check_branch_policy
@@ -79,7 +79,8 @@ def worker(encoder: Encoder, script: Script, policy: Coin, **options: Any) -> Ro
 
 
 def play(found: RolloutWorker, *names: str, **options: Any) -> list[Rollout]:
-    groups = asyncio.run(found.run([Task(id=name, prompt=user_prompt("?")) for name in names], step=0, **options))
+    tasks = [Task(id=name, prompt=user_prompt("?")) for name in names]
+    groups = asyncio.run(found.run(RolloutRequest(tasks=tasks, step=0, **options)))
     return [rollout for group in groups for rollout in group.rollouts]
 
 

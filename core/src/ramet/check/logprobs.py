@@ -32,9 +32,8 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Row, rows_of
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.rollout.plan import check_groups
+from ramet.rollout.plan import RolloutPlan, RolloutRequest, check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure, masked_limit
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.specs import policy_spec
@@ -124,7 +123,7 @@ async def measure(
 ) -> tuple[list[Row], Agreement]:
     """Play each task `rollouts` times and compute the same tokens with the policy, with the weights that both have."""
     plan = RolloutPlan(group_size=rollouts, branch=False, salt="check")
-    groups = await backend.rollouts.run(tasks, step=0, plan=plan)
+    groups = await backend.rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan))
     check_groups(groups, tasks, rollouts)
     rows = _rows(groups, config)
     logprobs, entropies = await backend.policy.call(PolicyRank.logprobs_and_entropies, rows)

@@ -6,7 +6,7 @@ jobs import this module and `launch`, which starts them, and never one of those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -15,10 +15,9 @@ from ramet.components.services import RunServices
 from ramet.engines.protocol import EngineInfo
 from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
-from ramet.rollout.record import GroupRecord
-from ramet.types import Group, Task
+from ramet.types import Group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,19 +36,9 @@ class Rollouts(Protocol):
         """Rollouts per task under this plan."""
         ...
 
-    async def run(
-        self,
-        tasks: Sequence[Task],
-        *,
-        step: int,
-        plan: RolloutPlan,
-        on_group: OnGroup | None = None,
-        stored: Mapping[str, GroupRecord] | None = None,
-    ) -> list[Group]:
-        """Groups in the order of `tasks`, none if the plan keeps none; `on_group` is called with each as soon as it is
-        complete.
-
-        `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start.
+    async def run(self, request: RolloutRequest, *, on_group: OnGroup | None = None) -> list[Group]:
+        """Groups in the order of the tasks, none if the plan keeps none; `on_group` is called with each as soon as it
+        is complete.
 
         A reply by other weights than the engine was given last masks its rollout; after in-flight updates it may be by
         any weights since the start of the rollout. Raises `InfraError` if too many workers are lost.

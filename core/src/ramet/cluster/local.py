@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -31,13 +31,13 @@ from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.completion import Versions
 from ramet.rollout.observer import RolloutObserver
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.prompts import describes_tools
-from ramet.rollout.record import GroupRecord
 from ramet.rollout.worker import RolloutWorker
-from ramet.types import Group, Task
+from ramet.types import Group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,24 +110,9 @@ class LocalRollouts:
     def info(self) -> EngineInfo:
         return self.engine.info
 
-    async def run(
-        self,
-        tasks: Sequence[Task],
-        *,
-        step: int,
-        plan: RolloutPlan,
-        on_group: OnGroup | None = None,
-        stored: Mapping[str, GroupRecord] | None = None,
-    ) -> list[Group]:
-        return await self.worker.run(
-            tasks,
-            step=step,
-            plan=plan,
-            on_group=on_group,
-            version=self.version,
-            newest=lambda: self.version,
-            stored=stored,
-        )
+    async def run(self, request: RolloutRequest, *, on_group: OnGroup | None = None) -> list[Group]:
+        versions = Versions(self.version, newest=lambda: self.version)
+        return await self.worker.run(request, on_group=on_group, versions=versions)
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Give the engine these weights, by which its replies must be from now on. Raises what `expect` raises."""

@@ -25,9 +25,8 @@ from ramet.plugins.lifecycle import close_component, start_component
 from ramet.plugins.output_checks import metrics_problem
 from ramet.plugins.plugin_code import defined_at, named, raised_at
 from ramet.rollout.faults import DEFECT, is_defect
-from ramet.rollout.plan import check_groups
+from ramet.rollout.plan import RolloutPlan, RolloutRequest, check_groups
 from ramet.rollout.record import GroupRecord
-from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, Task
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ async def measure_tasks(
 
     async with first_error(), asyncio.TaskGroup() as work:
         for numbers, tasks in tasks_by_numbers.items():
-            work.create_task(_play(rollouts, tasks, replace(plan, roots=numbers), finished))
+            work.create_task(_play(rollouts, tasks, replace(plan, roots=numbers, kept=False), finished))
 
 
 async def _play(
@@ -152,7 +151,7 @@ async def _play(
         done.add(group.task.id)
         finished(group)
 
-    await rollouts.run(tasks, step=0, plan=replace(plan, kept=False), on_group=on_group)
+    await rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan), on_group=on_group)
     if missing := [task.id for task in tasks if task.id not in done]:
         raise RametError(
             f"asked for rollouts of {len(tasks)} tasks, got those of {len(done)}; missing: {', '.join(missing[:3])}"

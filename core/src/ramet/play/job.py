@@ -28,7 +28,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.play.screen import Screen
-from ramet.rollout.plan import RolloutPlan, check_groups
+from ramet.rollout.plan import RolloutPlan, RolloutRequest, check_groups
 from ramet.tracking.run_log import recording
 from ramet.types import Task, user_prompt
 from ramet.types.option import SAMPLING
@@ -150,7 +150,7 @@ async def _play(
 async def _play_one(question: str, rollouts: Rollouts, prepared: PreparedPlay, screen: Screen) -> bool:
     task = _task(question)
     warn_of_foreign_tags(prepared.components.step, prepared.config, [task], prepared.tools)
-    groups = await rollouts.run([task], step=0, plan=prepared.plan)
+    groups = await rollouts.run(RolloutRequest(tasks=[task], step=0, plan=prepared.plan))
     check_groups(groups, [task], rollouts.group_size(prepared.plan))
     for rollout in groups[0].rollouts:
         screen.ended(rollout)

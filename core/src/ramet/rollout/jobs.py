@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.engines.protocol import Engine
 from ramet.errors import ConfigError
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.record import GroupRecord
@@ -77,24 +78,14 @@ class JobMaker:
             for name, n in missing.items()
         ]
 
-    def jobs(
-        self,
-        tasks: Sequence[Task],
-        names: Sequence[str],
-        step: int,
-        *,
-        stored: Mapping[str, GroupRecord] | None = None,
-    ) -> list[GroupJob]:
-        """One for each task, in order. `stored`: by task, the groups from whose rollouts prefixes are taken.
-
-        Raises `ConfigError` with all prompts that cannot be used.
-        """
+    def jobs(self, request: RolloutRequest) -> list[GroupJob]:
+        """One for each task, in order. Raises `ConfigError` with all prompts that cannot be used."""
         jobs, problems = [], []
         room = self._engine.info.max_tokens
-        for task, name in zip(tasks, names, strict=True):
+        for task, name in zip(request.tasks, request.task_names(), strict=True):
             prompt = self._prompt(task)
-            kept = None if stored is None else stored.get(task.id)
-            jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt, prefixes=self._prefixes(kept)))
+            kept = request.stored.get(task.id) if request.plan.branch else None
+            jobs.append(GroupJob(task=task, name=name, step=request.step, prompt=prompt, prefixes=self._prefixes(kept)))
             if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
                 problems.append(problem)
             if len(prompt) >= room:
@@ -129,13 +120,3 @@ class JobMaker:
 def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:
     """Names of tools, each once; the name of a set becomes those of all its tools."""
     return list(dict.fromkeys(tool for name in names for tool in sets.get(name, (name,))))
-
-
-def task_names(tasks: Sequence[Task]) -> list[str]:
-    """The tasks' part of rollout keys. A task that is in the batch twice gets seeds of its own: its name counts on."""
-    seen: Counter[str] = Counter()
-    names = []
-    for task in tasks:
-        names.append(task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}")
-        seen[task.id] += 1
-    return names

@@ -1,4 +1,4 @@
-"""What one call of the rollout worker is to do, and the check that it was done.
+"""What one call of the rollouts is to play and how, and the check that it was done.
 
 Training, validation and evaluation differ only in their plan.
 """
@@ -6,11 +6,14 @@ Training, validation and evaluation differ only in their plan.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import RametError
+from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
 
 
@@ -45,42 +48,22 @@ class RolloutPlan:
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
         size = config.group_size if self.group_size is None else self.group_size
-        return ResolvedPlan(
-            group_size=size if self.roots is None else len(self.roots),
-            temperature=config.temperature if self.temperature is None else self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            max_tool_calls=config.max_tool_calls if self.max_tool_calls is None else self.max_tool_calls,
-            tool_calls=self.tool_calls,
-            branch=self.branch,
-            salt=self.salt,
-            step_deadline=self.step_deadline,
-            roots=self.roots,
-            counted=self.counted,
-            kept=self.kept,
-        )
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        settled = {
+            "group_size": size if self.roots is None else len(self.roots),
+            "temperature": config.temperature if self.temperature is None else self.temperature,
+            "max_tool_calls": config.max_tool_calls if self.max_tool_calls is None else self.max_tool_calls,
+        }
+        return ResolvedPlan(**given | settled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedPlan:
+class ResolvedPlan(RolloutPlan):
     """A plan with nothing left open."""
 
     group_size: int
     temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
     max_tool_calls: int
-    tool_calls: Mapping[str, int]
-    branch: bool
-    salt: str
-    step_deadline: bool
-    roots: tuple[int, ...] | None
-    counted: bool
-    kept: bool
 
     def root(self, n: int) -> int:
         """The number of the n-th root that a group starts; it names the rollout and decides its seed."""
@@ -99,6 +82,46 @@ class ResolvedPlan:
         if "/" in self.salt or not self.salt:
             found.append(f"rollout plan: salt must be a word without slashes, got {self.salt!r}")
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """Tasks to play in one call, a whole step or a part of one; it pickles.
+
+    `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
+
+    A part of a step has the `names` of its tasks among all of the step's, and `deadline_s`, what is left of
+    `rollout.step_deadline_s` if the plan has it hold.
+    """
+
+    tasks: Sequence[Task]
+    step: int
+    plan: RolloutPlan = RolloutPlan()
+    stored: Mapping[str, GroupRecord] = field(default_factory=dict)
+    names: Sequence[str] | None = None
+    deadline_s: float | None = None
+
+    def task_names(self) -> list[str]:
+        """The tasks' part of rollout keys. A task that is in the step twice gets seeds of its own: its name counts."""
+        if self.names is not None:
+            return list(self.names)
+        seen: Counter[str] = Counter()
+        names = []
+        for task in self.tasks:
+            names.append(task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}")
+            seen[task.id] += 1
+        return names
+
+    def parts(self, n: int) -> list[RolloutRequest]:
+        """Split it into `n` parts of neighbouring tasks, or into one for each task if there are fewer."""
+        names, n = self.task_names(), min(n, len(self.tasks))
+        bounds = [len(names) * part // n for part in range(n + 1)] if n else []
+        return [self._part(names, slice(*pair)) for pair in pairwise(bounds)]
+
+    def _part(self, names: Sequence[str], which: slice) -> RolloutRequest:
+        tasks = self.tasks[which]
+        stored = {task.id: self.stored[task.id] for task in tasks if task.id in self.stored}
+        return replace(self, tasks=tasks, names=names[which], stored=stored)
 
 
 class StepDeadline:

@@ -22,13 +22,12 @@ from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
-from ramet.rollout.jobs import GroupJob, JobMaker, task_names
+from ramet.rollout.jobs import GroupJob, JobMaker
 from ramet.rollout.method import Share, rollout_method
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.observer import RolloutObserver
-from ramet.rollout.plan import ResolvedPlan, RolloutPlan, StepDeadline
+from ramet.rollout.plan import ResolvedPlan, RolloutPlan, RolloutRequest, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress
-from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
@@ -105,47 +104,30 @@ class RolloutWorker:
 
     async def run(
         self,
-        tasks: Sequence[Task],
+        request: RolloutRequest,
         *,
-        step: int,
-        plan: RolloutPlan | None = None,
         on_group: OnGroup | None = None,
-        version: int | None = None,
-        newest: Callable[[], int] | None = None,
-        names: Sequence[str] | None = None,
-        deadline_s: float | None = None,
-        stored: Mapping[str, GroupRecord] | None = None,
+        versions: Versions | None = None,
     ) -> list[Group]:
-        """Run all tasks; groups in the order of `tasks`, none if the plan keeps none. `on_group` is called for each as
-        soon as it is complete.
-
-        `version`: of the weights that the engine was given last. Every token must be of it or, where updates come in
-        flight, of one up to `newest()`; a rollout with others is masked. None: any will do.
-
-        `names` and `deadline_s` are for callers that hand a step over in parts: the names of these tasks among all of
-        the step's (`task_names`), and what is left of `rollout.step_deadline_s`, if the plan has it hold.
-
-        `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
+        """Run all tasks; groups in their order, none if the plan keeps none. `on_group` is called for each as soon as
+        it is complete. `versions`: of the weights that may sample, else a rollout is masked; None: any.
 
         Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
         everything else masks the rollouts that it hit.
         """
-        chosen = (plan or RolloutPlan()).resolved(self.config)
+        chosen = request.plan.resolved(self.config)
         raise_all(
             [
                 *chosen.problems(self.config.max_concurrent),
-                *self.jobs.unknown_tools(tasks),
+                *self.jobs.unknown_tools(request.tasks),
                 *self._fork_problems(chosen),
             ]
         )
         started = time.perf_counter()
-        deadline = StepDeadline(self._step_seconds(chosen, deadline_s))
-        if deadline_s is not None:
+        deadline = StepDeadline(self._step_seconds(request))
+        if request.deadline_s is not None:
             deadline.left()  # the caller's clock is running
-        jobs = self.jobs.jobs(
-            tasks, task_names(tasks) if names is None else names, step, stored=stored if chosen.branch else None
-        )
-        versions = None if version is None else Versions(version, newest or (lambda: version))
+        jobs = self.jobs.jobs(request)
 
         def done(group: Group) -> None:
             counts.total -= group.n_unused
@@ -156,7 +138,13 @@ class RolloutWorker:
 
         with self.watchdog.watching(), self._progress.counting(len(jobs) * chosen.group_size) as counts:
             share = Share(
-                step=step, jobs=jobs, plan=chosen, deadline=deadline, versions=versions, counts=counts, done=done
+                step=request.step,
+                jobs=jobs,
+                plan=chosen,
+                deadline=deadline,
+                versions=versions,
+                counts=counts,
+                done=done,
             )
             groups = await (self._play(share) if self.method is None else self.method.play(share))
         if chosen.counted:
@@ -175,10 +163,10 @@ class RolloutWorker:
                 await asyncio.sleep(0)  # the first groups' tools already run while later groups start
         return [run.result() for run in runs]
 
-    def _step_seconds(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
-        if not plan.step_deadline:
+    def _step_seconds(self, request: RolloutRequest) -> float:
+        if not request.plan.step_deadline:
             return math.inf
-        return self.config.step_deadline_s if deadline_s is None else deadline_s
+        return self.config.step_deadline_s if request.deadline_s is None else request.deadline_s
 
     async def _run_group(self, job: GroupJob, share: Share, tasks: asyncio.TaskGroup) -> Group:
         plan = share.plan

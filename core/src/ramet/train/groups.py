@@ -19,11 +19,10 @@ from ramet.event_loop import first_error
 from ramet.io import repeats
 from ramet.policy.batching.rows import Row
 from ramet.rollout.faults import DEFECT
-from ramet.rollout.plan import RolloutPlan, check_groups
-from ramet.rollout.record import GroupRecord
+from ramet.rollout.plan import RolloutRequest, check_groups
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
 from ramet.tracking.columns import SOURCE, SOURCE_REWARD
-from ramet.types import Group, Task
+from ramet.types import Group
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +36,12 @@ class Scores(Protocol):
 async def play(
     rollouts: Rollouts,
     scorer: Scores,
-    tasks: Sequence[Task],
+    request: RolloutRequest,
     *,
-    step: int,
-    plan: RolloutPlan,
-    stored: Mapping[str, GroupRecord] | None = None,
     unscored: list[Group] | None = None,
 ) -> list[ScoredGroup]:
-    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others still play.
-
-    `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start. `unscored` is given the
-    groups as they were before the rewards, in the same order.
+    """Groups in order of the tasks. A group is scored as soon as it is complete, while others still play. `unscored` is
+    given the groups as they were before the rewards, in the same order.
 
     A reward that breaks the contract stops the playing at once.
     """
@@ -60,8 +54,8 @@ async def play(
         scoring.create_task(score(group))
 
     async with first_error(), asyncio.TaskGroup() as scoring:
-        playing = scoring.create_task(rollouts.run(tasks, step=step, plan=plan, on_group=on_group, stored=stored))
-    check_groups(playing.result(), tasks, rollouts.group_size(plan))
+        playing = scoring.create_task(rollouts.run(request, on_group=on_group))
+    check_groups(playing.result(), request.tasks, rollouts.group_size(request.plan))
     if unscored is not None:
         unscored += playing.result()
     return [scored[id(group)] for group in playing.result()]

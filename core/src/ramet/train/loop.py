@@ -23,7 +23,7 @@ from ramet.plugins import origin
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
 from ramet.policy.rank import PolicyRank
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.tracking.trackers import SAMPLES
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
@@ -243,8 +243,8 @@ class Loop:
 
     async def _play(self, tasks: list[Task], step: int, unscored: list[Group] | None = None) -> list[ScoredGroup]:
         stored = {} if self.prefixes is None else self.prefixes.of(tasks)
-        rollouts = self.backend.rollouts
-        return await play(rollouts, self.scorer, tasks, step=step, plan=self.plan, stored=stored, unscored=unscored)
+        request = RolloutRequest(tasks=tasks, step=step, plan=self.plan, stored=stored)
+        return await play(self.backend.rollouts, self.scorer, request, unscored=unscored)
 
     async def _play_group(self, task: Task, step: int) -> PlayedGroup:
         """With its greedy rollout, if that is needed: after all groups that have started, a step would wait for it."""
@@ -276,7 +276,8 @@ class Loop:
             return await self._play_greedy([group.task for group in played.groups], step)
 
     async def _play_greedy(self, tasks: list[Task], step: int) -> list[float | None]:
-        played = await play(self.backend.rollouts, self.scorer, tasks, step=step, plan=GREEDY)
+        request = RolloutRequest(tasks=tasks, step=step, plan=GREEDY)
+        played = await play(self.backend.rollouts, self.scorer, request)
         return [group.rollouts[0].score for group in played]
 
     async def _finish(

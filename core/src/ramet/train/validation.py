@@ -24,7 +24,7 @@ from ramet.evaluate.tasks import TaskResult
 from ramet.event_loop import first_error
 from ramet.io import repeats
 from ramet.policy.checkpoint.store import CheckpointScore, score_of
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, Scorer
 from ramet.train.groups import masked_limit, play
@@ -129,7 +129,8 @@ class Validation:
         tasks = self.data.of(None)
         if not tasks:
             return []
-        groups = await play(self.rollouts, _CountingAll(self.scorer), tasks, step=step, plan=plan_of(self.train))
+        request = RolloutRequest(tasks=tasks, step=step, plan=plan_of(self.train))
+        groups = await play(self.rollouts, _CountingAll(self.scorer), request)
         return [
             ValidatedTask(
                 record=GroupRecord(step=step, group=group),

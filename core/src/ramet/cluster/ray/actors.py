@@ -36,9 +36,8 @@ from ramet.models.loading import build_encoder, resolve_device
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.rank import PolicyRank
-from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.record import GroupRecord
-from ramet.types import Group, Task
+from ramet.rollout.plan import RolloutRequest
+from ramet.types import Group
 
 
 class RolloutActor(Actor):
@@ -69,29 +68,8 @@ class RolloutActor(Actor):
         self._progress = self.rollouts.progress
         return self.rollouts.info
 
-    async def run_groups(
-        self,
-        tasks: Sequence[Task],
-        names: Sequence[str],
-        step: int,
-        plan: RolloutPlan,
-        deadline_s: float,
-        stored: Mapping[str, GroupRecord],
-    ) -> list[Group]:
-        """Their groups. `names` are unique among the step's tasks, `deadline_s` is what is left of the step's time,
-        `stored` what is kept of earlier groups of these tasks.
-        """
-        rollouts = self.rollouts
-        groups = await rollouts.worker.run(
-            tasks,
-            step=step,
-            plan=plan,
-            version=rollouts.version,
-            newest=lambda: rollouts.version,
-            names=names,
-            deadline_s=deadline_s,
-            stored=stored,
-        )
+    async def run_groups(self, request: RolloutRequest) -> list[Group]:
+        groups = await self.rollouts.run(request)
         self._check_engine(groups)
         return groups
 

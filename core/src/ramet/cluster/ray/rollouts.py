@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from ramet.cluster.counts import Counts, total_metrics
 from ramet.cluster.interfaces import OnGroup
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
-from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.event_loop import first_error
-from ramet.rollout.jobs import task_names
 from ramet.rollout.method import RolloutMethod
 from ramet.rollout.metrics import RolloutMetrics
-from ramet.rollout.plan import RolloutPlan, StepDeadline
+from ramet.rollout.plan import RolloutPlan, RolloutRequest, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
-from ramet.rollout.record import GroupRecord
-from ramet.types import Group, Task
+from ramet.types import Group
 
 PATIENCE_S = 60.0  # for a group whose time is over to come back masked
 
@@ -82,61 +78,39 @@ class RayRollouts:
     def group_size(self, plan: RolloutPlan) -> int:
         return plan.resolved(self._config.rollout).group_size
 
-    async def run(
-        self,
-        tasks: Sequence[Task],
-        *,
-        step: int,
-        plan: RolloutPlan,
-        on_group: OnGroup | None = None,
-        stored: Mapping[str, GroupRecord] | None = None,
-    ) -> list[Group]:
-        return await self._pool.unless_failed(self._run(tasks, step, plan, on_group, stored or {}))
+    async def run(self, request: RolloutRequest, *, on_group: OnGroup | None = None) -> list[Group]:
+        return await self._pool.unless_failed(self._run(request, on_group))
 
-    async def _run(
-        self,
-        tasks: Sequence[Task],
-        step: int,
-        plan: RolloutPlan,
-        on_group: OnGroup | None,
-        stored: Mapping[str, GroupRecord],
-    ) -> list[Group]:
+    async def _run(self, request: RolloutRequest, on_group: OnGroup | None) -> list[Group]:
+        """A worker is given one group at once, or with a method its share of the step."""
+        plan, n_tasks = request.plan, len(request.tasks)
+        parts = request.parts(n_tasks if self._method is None else self._config.cluster.rollout_workers)
         await self.workers.wake()
         started = time.monotonic()
         runs: list[asyncio.Task[list[Group]]] = []
         deadline = StepDeadline(self._config.rollout.step_deadline_s) if plan.step_deadline else None
-        with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
+        with self._progress.counting(n_tasks * self.group_size(plan)) as counts:
             async with first_error(), asyncio.TaskGroup() as running:
-                for part in self._parts(tasks):
-                    run = running.create_task(self._run_part(part, step, plan, deadline, on_group, counts, stored))
+                for part in parts:
+                    run = running.create_task(self._run_part(part, deadline, on_group, counts))
                     runs += [run] if plan.kept else []
         if plan.counted:
             self._metrics.seconds += time.monotonic() - started
         return [group for run in runs for group in run.result()]
 
-    def _parts(self, tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
-        """What workers are given at once, tasks with their names: a group, or a worker's share of the step."""
-        named = list(zip(tasks, task_names(tasks), strict=True))
-        n = len(named) if self._method is None else min(self._config.cluster.rollout_workers, len(named))
-        bounds = [len(named) * part // n for part in range(n + 1)] if n else []
-        return [named[start:end] for start, end in pairwise(bounds)]
-
     async def _run_part(
         self,
-        part: Sequence[tuple[Task, str]],
-        step: int,
-        plan: RolloutPlan,
+        part: RolloutRequest,
         deadline: StepDeadline | None,
         on_group: OnGroup | None,
         counts: RunCounts,
-        stored: Mapping[str, GroupRecord],
     ) -> list[Group]:
         """Run one part, again each time its worker is lost. `deadline` None: the step has none, so a group has
         the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played by
         a method, rollouts of a group may start one after the other.
         """
-        rollouts = self.group_size(plan)
-        size = rollouts * len(part)
+        plan, rollouts = part.plan, self.group_size(part.plan)
+        size = rollouts * len(part.tasks)
         again = False
         while True:
             worker = await self.workers.dispatcher.acquire(size, first=again)
@@ -146,7 +120,8 @@ class RayRollouts:
                 left, key = deadline.left(), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
-                groups = await self._call(worker, part, step, plan, left, stored, timeout_s=left + patience, key=key)
+                asked = replace(part, plan=replace(plan, kept=True), deadline_s=left)
+                groups: list[Group] = await worker.call("run_groups", asked, timeout_s=left + patience, key=key)
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
                 self.workers.replace(worker, error)
@@ -161,26 +136,6 @@ class RayRollouts:
             counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)
             if on_group is not None:
                 on_group(group)
-        return groups
-
-    async def _call(
-        self,
-        worker: RayWorker,
-        part: Sequence[tuple[Task, str]],
-        step: int,
-        plan: RolloutPlan,
-        left: float,
-        stored: Mapping[str, GroupRecord],
-        *,
-        timeout_s: float,
-        key: str,
-    ) -> list[Group]:
-        tasks, names = zip(*part, strict=True)
-        plan = replace(plan, kept=True)  # from the worker they come here
-        kept = {task.id: stored[task.id] for task in tasks if task.id in stored}
-        groups: list[Group] = await worker.call(
-            "run_groups", tasks, names, step, plan, left, kept, timeout_s=timeout_s, key=key
-        )
         return groups
 
     async def metrics(self) -> dict[str, float]:
