@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    found = _parser().read(arguments)
-    if found is None:
+    options = _parser().read(arguments)
+    if options is None:
         return 0
-    if found.source is None or found.out is None:
+    if options.source is None or options.out is None:
         raise ConfigError("import: give a file and the folder to write, as in `ramet import model.gguf models/mine`")
     job = importlib.import_module("ramet.export.gguf")
-    dtype = Dtype(found.dtype)
-    say(report(job.import_gguf(found.source, found.out, dtype=dtype, tokenizer=found.tokenizer)))
+    dtype = Dtype(options.dtype)
+    say(report(job.import_gguf(options.source, options.out, dtype=dtype, tokenizer=options.tokenizer)))
     return 0
 
 

@@ -41,7 +41,7 @@ class Counters:
             self._sums.update(amounts)
 
     def note_cache(self, share: float) -> None:
-        """So much of the cache of keys and values was in use at once."""
+        """Note how much of the cache of keys and values was in use at once."""
         with self._lock:
             self._cache_peak = max(share, self._cache_peak or 0.0)
 

@@ -117,7 +117,7 @@ class Engine(Protocol):
         ...
 
     def release(self, cache_keys: Sequence[str]) -> None:
-        """These rollouts are over: their caches may go. Unknown keys pass."""
+        """Release the caches of these rollouts, which are over. Unknown keys pass."""
         ...
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -51,7 +51,7 @@ def grouped(weights: Iterable[Named], limit: int) -> Iterator[list[Named]]:
 
 
 def laid_out(group: Sequence[Named]) -> tuple[tuple[Piece, ...], int]:
-    """Where each tensor of a chunk lies, and the bytes of all."""
+    """Return the place of each tensor in a chunk, and the bytes of all."""
     pieces, end = [], 0
     for name, tensor in group:
         dtype = str(tensor.dtype).removeprefix("torch.")

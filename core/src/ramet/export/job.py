@@ -192,7 +192,7 @@ def _merged(adapter: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
 def _export(
     trained: PreTrainedModel, config: ModelConfig, out: Path, sequences: list[SampleSequence], temperature: float
 ) -> Comparison:
-    """Also rounds `trained` to the wanted type."""
+    """Write and compare the model. Rounds `trained` to the wanted type."""
     tokenizer = load_tokenizer(config)
     before = logprobs(trained, sequences, temperature)
     with new_folder(out) as folder:

@@ -148,7 +148,7 @@ def _placements(tensor: Any) -> tuple[Placement, ...]:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Not `to_local()`, which asks for the process group."""
+    """Return the local tensor without `to_local()`, which needs the process group."""
     local: Tensor = tensor._local_tensor
     return local
 

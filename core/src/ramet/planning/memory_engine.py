@@ -3,8 +3,9 @@
     keys and values of a token: 2 * layers * kv_heads * head_dim * (bytes of model.dtype)
 
 `tensor_parallel` devices share weights and heads. The cache of the engine `torch` is exact; on a CPU that is the most
-that it may become, since it takes memory by need (engines/torch/cache.py). vLLM takes a share of the device, `gpu_memory_utilization`, and what weights and work leave of
-it are keys and values; with `kv_cache_bytes` it takes those.
+that it may become, since it takes memory by need (engines/torch/cache.py). vLLM takes a share of the device,
+`gpu_memory_utilization`, and what weights and work leave of it are keys and values; with `kv_cache_bytes` it takes
+those.
 
 An engine in a process of its own has a CUDA context of its own on each of its devices, which stays while it sleeps.
 vLLM always is (AsyncLLM starts its processes), and its share does not count the context: it measures from after it was

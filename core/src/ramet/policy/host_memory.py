@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes, as of torch's own allocations
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Where tensors lie: chunk and first byte of each, and the bytes of each chunk."""
+    """Layout of tensors: chunk and first byte of each, and the bytes of each chunk."""
 
     places: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
@@ -51,7 +51,7 @@ class HostBuffers:
         self._held: dict[str, Tensor] = {}
 
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Under the same names, and whole when this returns; sharded ones are sharded alike.
+        """Return copies under the same names, whole when this returns; sharded ones are sharded alike.
 
         They overwrite the copies of these names that were returned before.
         """

@@ -29,7 +29,7 @@ TRIED_TOKENS, LARGE_LOGIT = 64, 100.0  # of the check of the output head
 
 
 class TokenLogprobs(NamedTuple):
-    """On the response axis T of a micro-batch; 0, and without a gradient, on tokens that were not sampled.
+    """Values on the response axis T of a micro-batch; 0, and without a gradient, on tokens that were not sampled.
 
     A tuple, in which FSDP finds tensors.
     """

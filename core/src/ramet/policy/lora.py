@@ -136,7 +136,7 @@ def adapters(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class AdapterMerger:
-    """In an engine's process: whole named weights from an adapter and the base model's files, one tensor at a time."""
+    """Merges, in an engine's process, an adapter and the base model's files into whole weights, one at a time."""
 
     base: Path  # a Hugging Face folder with safetensors
 

@@ -231,7 +231,7 @@ class ModelTrainer:
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
-        """Around passes. Raises `OutOfMemory`, which names what helps; gradients are dropped."""
+        """Raise `OutOfMemory`, which names what helps, for passes in the block; gradients are dropped."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -339,7 +339,7 @@ class ModelTrainer:
         return value if self.layout.world_size == 1 else sum_over_ranks(value)
 
     def _offload_optimizer(self) -> None:
-        """Between updates the optimiser's state is kept in host memory, if `policy.offload` asks for it."""
+        """Keep the optimiser's state in host memory between updates, if `policy.offload` asks for it."""
         if self._offloaded is not None:
             self._offloaded.to_host()
 

@@ -100,7 +100,7 @@ def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGrou
 def _install_attention(
     model: PreTrainedModel, share: SharePrefixes, device: torch.device, group: ProcessGroup | None
 ) -> None:
-    """Around the model's own: prefixes computed once, and around that the exchange of heads between ranks."""
+    """Wrap the model's own attention: prefixes computed once, and around that the exchange of heads between ranks."""
     if shares_prefixes(share, model.config, device):
         install_shared_attention(model)
     if group is not None:

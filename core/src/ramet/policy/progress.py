@@ -1,4 +1,4 @@
-"""Which micro-batch a rank computes now, for observers: written by the computing thread, read by others."""
+"""The micro-batch that a rank computes now, for observers: written by the computing thread, read by others."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class _Admitted:
 
     @property
     def error(self) -> BaseException | None:
-        """With which it failed."""
+        """The error with which the group failed."""
         ended = self.playing.done() and not self.playing.cancelled()
         return self.playing.exception() if ended else None
 

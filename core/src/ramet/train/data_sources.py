@@ -1,4 +1,4 @@
-"""Which rewards judge the tasks of which data source: checked before a run, and shown by `ramet train --dry-run`.
+"""Rewards that judge the tasks of each data source: checked before a run, and shown by `ramet train --dry-run`.
 
 A reward that names a source which no task has would be silently inert: the policy would learn from the others alone.
 """
@@ -71,7 +71,7 @@ def _unmatched(config: Config, there: Counter[str]) -> Iterator[str]:
 
 
 def _nearest(source: str, there: Mapping[str, int]) -> str | None:
-    """Whatever its letters' case."""
+    """Return the nearest name, whatever its letters' case."""
     by_lower = {name.lower(): name for name in there}
     close = difflib.get_close_matches(source.lower(), by_lower, n=1)
     return by_lower[close[0]] if close else None

@@ -125,7 +125,7 @@ def _steps(config: Config, prepared: PreparedRun) -> str:
 
 
 def _old_logprobs(config: Config, components: Components) -> str:
-    """Where those of pi_old come from, and what they cost. The importance ratios are taken against them."""
+    """Say where pi_old's log-probabilities, the base of importance ratios, come from and what they cost."""
     if config.train.old_logprobs is OldLogprobs.ENGINE:
         return "the engine's (train.old_logprobs=engine)"
     updates = config.train.epochs * config.train.minibatches

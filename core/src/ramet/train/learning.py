@@ -149,8 +149,9 @@ class Learner:
         return self._critic is None or step > self._critic.options.warmup_steps
 
     async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
-        """If the estimator or a KL in the reward reads them. Otherwise the update finds them itself, if it takes more
-        than one step.
+        """Compute them if the estimator or a KL in the reward reads them.
+
+        Otherwise the update finds them itself, if it takes more than one step.
         """
         if Need.OLD_LOGPROBS not in self._estimator.needs and not self._kl_in_reward:
             return None

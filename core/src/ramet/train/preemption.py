@@ -37,7 +37,7 @@ class Preemption(StopListener):
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """In the running event loop: a signal raises nothing; `check`, `drop` and `finish` see it, then `settle`."""
+        """Defer signals in the running event loop: none raises; `check`, `drop` and `finish` see it, then `settle`."""
         self._loop = asyncio.get_running_loop()
         try:
             yield

@@ -77,7 +77,7 @@ class _Source:
 
     @classmethod
     def read(cls, folder: Path) -> _Source:
-        """Only reads. Raises `ConfigError`."""
+        """Read what a replay needs, without changing it. Raises `ConfigError`."""
         try:
             saved = read_run(folder)
         except ConfigError as error:

@@ -22,7 +22,7 @@ STYLES = {SegmentKind.TURN: "default", SegmentKind.RESULT: "yellow", SegmentKind
 
 
 def choose(groups: Sequence[ScoredGroup], n: int, *, seed: int, step: int) -> list[tuple[str, ScoredRollout]]:
-    """At most `n` rollouts, each with why it was chosen. Of equal rewards the first of the step is taken."""
+    """Choose at most `n` rollouts, each with why it was chosen. Of equal rewards the first of the step is taken."""
     remaining = [rollout for group in groups for rollout in group.valid]
     picked: list[tuple[str, ScoredRollout]] = []
     for why, pick in (("best", max), ("worst", min)):

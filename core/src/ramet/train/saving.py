@@ -1,4 +1,4 @@
-"""When a run saves itself, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
+"""Saving of a run, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
 
 The state is copied aside first and written by a thread. With `train.async_save` the run continues meanwhile, and
 learns of a failure at a later step.

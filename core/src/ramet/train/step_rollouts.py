@@ -41,7 +41,7 @@ class PlayedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """Where the draws of tasks continue after a step, for its checkpoint."""
+    """The place where the draws of tasks continue after a step, for its checkpoint."""
 
     sampler: dict[str, Any]  # the sampler's state after the last draw that the step used
     next_group: int | None = None  # its number, where groups are admitted one by one
@@ -49,7 +49,7 @@ class DataPosition:
 
 
 class StepRollouts(Protocol):
-    """Where the loop gets the groups of its steps, which it takes one after the other."""
+    """Source of the groups of a loop's steps, which it takes one after the other."""
 
     async def take(self, step: int) -> PlayedStep:
         """The groups of this step, once they are complete. Raises what their rollouts and rewards raise."""
@@ -64,7 +64,7 @@ class StepRollouts(Protocol):
         ...
 
     def paused(self) -> AbstractAsyncContextManager[None]:
-        """Nothing plays while the context is open: it is entered when running groups have ended. They are kept."""
+        """Pause while the context is open: it is entered when running groups have ended. They are kept."""
         ...
 
     def position_after(self, step: int) -> DataPosition:
@@ -124,7 +124,7 @@ class StepwiseRollouts:
         raise AssertionError
 
     def trained(self, step: int) -> None:
-        """Nothing waits for it."""
+        """Do nothing: no group waits for it."""
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

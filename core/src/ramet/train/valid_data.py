@@ -32,7 +32,7 @@ class ValidData:
         return [task for task in self.tasks if self.origins.get(task.id) == benchmark]
 
     def only(self, kept: Sequence[Task]) -> ValidData:
-        """With these of its tasks alone."""
+        """Return the data with these of its tasks alone."""
         names = {self.origins.get(task.id) for task in kept}
         return replace(
             self,

@@ -79,7 +79,7 @@ class TorchBatcher:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing runs."""
+        """Whether no request waits and none runs."""
         return not (self._waiting or self.running)
 
     @property
@@ -88,7 +88,7 @@ class TorchBatcher:
 
     @property
     def drained(self) -> bool:
-        """Nothing of this epoch is left."""
+        """Whether no request of this epoch is left."""
         return not self.running and all(s.epoch > self.epoch for s in self._waiting)
 
     def submit(self, request: Request, epoch: int) -> RunningSequence:

@@ -46,7 +46,7 @@ class KVCache:
         self._flat = [(k.view(-1, head_dim), v.view(-1, head_dim)) for k, v in zip(self.keys, self.values, strict=True)]
 
     def addresses(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where the rows of `[R]` slots at `[R, T]` positions are written: `[R * T * kv_heads]`."""
+        """Addresses that the rows of `[R]` slots at `[R, T]` positions are written to: `[R * T * kv_heads]`."""
         rows = slots[:, None, None] * len(self._heads) + self._heads
         return (rows * self.length + positions[:, :, None]).reshape(-1)
 

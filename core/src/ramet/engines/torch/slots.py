@@ -1,4 +1,4 @@
-"""Whose tokens are in which cache slot: keys, shared prefixes, and which slot may be taken.
+"""Cache slots and whose tokens they hold: keys, shared prefixes, and which slot may be taken.
 
 A slot is free (no request's), idle (kept for its key's next request) or busy. Its tokens stay known until it is taken
 again, so any slot can give its prefix to another request.
@@ -24,7 +24,7 @@ MIN_SHARED = 16  # tokens: waiting for a prefix that is being computed must save
 
 @dataclass(frozen=True, slots=True)
 class CacheSlot:
-    """Where a request goes: its slot, and the first `cached` tokens copied from `donor` (the slot itself: kept)."""
+    """Place of a request: its slot, and the first `cached` tokens copied from `donor` (the slot itself: kept)."""
 
     slot: int
     donor: int

@@ -201,7 +201,7 @@ class VllmEngine:
         return service
 
     async def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Not cancelled with its caller: what has begun on the workers is finished."""
+        """Wait for work that is not cancelled with its caller: what has begun on the workers is finished."""
         if self._closed:
             work.close()
         self._check_open()

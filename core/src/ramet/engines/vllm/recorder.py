@@ -30,7 +30,7 @@ class SequenceNumbers:
     versions: list[int] = field(default_factory=list)
 
     def put(self, position: int, logprob: float, entropy: float, version: int) -> None:
-        """At `position`. What was there is replaced: it was sampled after a part of a prompt, and vLLM dropped it."""
+        """Put the numbers at `position`, instead of what was sampled after a part of a prompt, which vLLM dropped."""
         if position > len(self.logprobs):
             raise RuntimeError(f"sampled token {position} was measured after {len(self.logprobs)} others")
         for numbers in (self.logprobs, self.entropies, self.versions):

@@ -137,7 +137,7 @@ class VllmService:
         await self.finish_update(version)
 
     async def record_sampling(self) -> None:
-        """Before the first request: let the workers note the numbers of what they sample."""
+        """Let the workers note the numbers of what they sample; before the first request."""
         await self._call("recording", self._llm.collective_rpc("ramet_record_sampling"))
 
     async def connect(self, source: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ class VllmService:
         return running
 
     async def _sample(self, running: RunningRequest, report: Report) -> Ended:
-        """Until the request ends, for whatever reason."""
+        """Sample until the request ends, for whatever reason."""
         if running.aborted:
             return FinishReason.ABORT, None
         request, sequence = running.sequence.request, running.sequence
@@ -297,7 +297,7 @@ class VllmService:
         await self._go_on()
 
     async def _zero_cache_if_needed(self) -> None:
-        """On a CPU, NaN that a failed request has left reaches who gets its memory next (vLLM 0.32.0)."""
+        """Zero the cache on a CPU: NaN of a failed request reaches the next one in its memory (vLLM 0.32.0)."""
         if self._cache_has_nan and not self._asleep:
             # Not cancelled with the request that begins it: vLLM would stay paused.
             await asyncio.shield(asyncio.create_task(self._zero_cache()))

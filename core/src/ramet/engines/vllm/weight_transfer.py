@@ -62,7 +62,7 @@ class Arriving(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
 
 
 class Receiver(Protocol):
-    """In a worker: one way for weights to come."""
+    """One way for weights to come, in a worker."""
 
     def load(self, told: dict[str, Any]) -> None:
         """Receive what is described and load it into the worker's model; loaded when it returns."""
@@ -74,7 +74,7 @@ class Receiver(Protocol):
 
 
 class WeightReceiver(WeightTransferEngine[TransferSource, Arriving]):  # type: ignore[misc, unused-ignore]
-    """In a worker: takes chunks of Hugging Face weights, in any order and split anywhere between tensors."""
+    """Receiver in a worker: takes chunks of Hugging Face weights, in any order and split anywhere between tensors."""
 
     init_info_cls = TransferSource
     update_info_cls = Arriving
@@ -123,7 +123,7 @@ class _FromSharedMemory:
         self._model.load_weights(_copies(told, self._device))
 
     def finish(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no memory is kept."""
 
 
 class _FromGloo:
@@ -147,7 +147,7 @@ class _FromGloo:
             self._model.load_weights([(name, tensor.to(self._device)) for name, tensor in unpack(pieces, memory)])
 
     def finish(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no memory is kept."""
 
 
 class _FromVllm:

@@ -68,7 +68,7 @@ class WorkerExtension:
     model_runner: Any  # the worker's
 
     def ramet_record_sampling(self) -> None:
-        """From now on numbers are noted, in the first worker."""
+        """Note numbers from now on, in the first worker."""
         self.model_runner.sampler.register_forward_hook(_note_sampled)
 
     def ramet_get_numbers(self, wanted: list[tuple[str, int]], ended: list[str]) -> tuple[list[SampledNumbers], int]:
@@ -83,7 +83,7 @@ class WorkerExtension:
             cache.zero_()
 
     def ramet_set_version(self, version: int) -> None:
-        """Whatever is sampled from now on is of this version."""
+        """Set the version of what is sampled from now on."""
         _RECORDER.version = version
 
 

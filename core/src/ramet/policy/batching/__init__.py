@@ -1,1 +1,1 @@
-"""From groups to packed micro-batches, shared out over ranks."""
+"""Packing of groups into micro-batches, which are shared out over ranks."""

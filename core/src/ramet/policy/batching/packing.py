@@ -169,7 +169,7 @@ def micro_batches(rows: Sequence[TokenRow], *, budget: int, cost: Cost | None) -
 
 
 def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tuple[list[int], PackedLayout]]:
-    """Which sequences share a pass, by index, and their layout in it."""
+    """Return the sequences that share each pass, by index, and their layout in it."""
     if cost is None:
         return [(indices, PackedLayout.PACKED) for indices in first_fit(lengths, budget)]
     budget = min(budget, cost.best_tokens)

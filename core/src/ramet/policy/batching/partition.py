@@ -1,4 +1,4 @@
-"""Which rank computes which rows: every rank is given all rows and computes the same partition, without exchange.
+"""Partition of rows over ranks: every rank is given all rows and computes the same partition, without exchange.
 
 Rows are partitioned by their cost, tokens and pairs of positions in attention: most expensive first, to the part with
 the least so far (Graham's rule: the largest part is at most 4/3 of that of the best partition). All ranks then make the
@@ -152,5 +152,5 @@ def _limits(groups: Sequence[Trie], n_parts: int, *, budget: int, cost: Cost) ->
 
 
 def _as_many(batches: list[MicroBatch], plans: Sequence[Sequence[object]]) -> list[MicroBatch]:
-    """With empty ones, so that this rank makes as many passes as the busiest."""
+    """Add empty micro-batches, so that this rank makes as many passes as the busiest."""
     return batches + [empty_micro_batch()] * (max(map(len, plans)) - len(batches))

@@ -85,7 +85,7 @@ class TrainBatch:
         return bool(self.advantages[row][self.rows[row].mask].any())
 
     def n_trained(self, row: int) -> float:
-        """Its trained tokens, each counted by its weight."""
+        """The row's trained tokens, each counted by its weight."""
         trained = self.rows[row]
         return trained.n_trained if self.weights is None else float(self.weights[row][trained.mask].sum(dtype=float))
 

@@ -46,7 +46,7 @@ class Trie:
         return sum(length for shared, length in zip(self.shared, self.lengths, strict=True) if length > shared)
 
     def positions(self) -> list[Positions]:
-        """Where the tokens of each sequence are when all runs follow one another, in the order of the walk."""
+        """Positions of each sequence's tokens when all runs follow one another, in the order of the walk."""
         all_positions: list[Positions] = []
         start = 0
         for shared, length in zip(self.shared, self.lengths, strict=True):

@@ -84,7 +84,7 @@ def read_whole(folder: Path, prefix: str) -> dict[str, Tensor]:
 
 class _Writer(FileSystemWriter):
     def storage_meta(self) -> None:
-        """Without this folder's name, which will change, and a random number."""
+        """Leave out this folder's name, which will change, and a random number."""
 
 
 def read_contents(folder: Path) -> Metadata:

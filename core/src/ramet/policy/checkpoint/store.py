@@ -125,7 +125,7 @@ class Checkpoints:
         return score if score is not None and score.metric == self.keep_best else None
 
     def add_score(self, step: int, score: CheckpointScore) -> None:
-        """To a checkpoint that was validated after it was written."""
+        """Add the score of a checkpoint that was validated after it was written."""
         score.write(self.root / f"step_{step:06d}")
 
     def _check_space(self) -> None:
@@ -235,7 +235,7 @@ def _compare(path: Path, size: int, digest: str) -> str | None:
 
 
 def _file_times(folder: Path) -> FileTimes:
-    """Without the score, which is written later."""
+    """Return the times of the files without the score, which is written later."""
     files = (path for path in folder.rglob("*") if path.is_file() and path != folder / SCORE)
     return frozenset((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
