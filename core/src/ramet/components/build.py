@@ -21,6 +21,7 @@ from ramet.types import (
     PolicyLoss,
     RolloutStep,
 )
+from ramet.types.branch import policy_needs
 
 T = TypeVar("T")
 LOGGED = frozenset({"mean", "std", "roots_mean", "unjudged_rollouts"})  # of all rewards together, as reward/NAME
@@ -97,7 +98,7 @@ def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
 
 def needs_rewards(policy: BranchPolicy) -> bool:
     """Whether rollouts are scored where they run, for `Scored`."""
-    return Need.REWARDS in getattr(policy, "needs", frozenset())
+    return Need.REWARDS in policy_needs(policy)
 
 
 async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices) -> None:

@@ -22,6 +22,7 @@ from ramet.rollout.method import rollout_method
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
 from ramet.types.algorithm import MIN_GROUP
+from ramet.types.branch import policy_needs
 
 logger = logging.getLogger(__name__)
 GIVEN = {
@@ -95,7 +96,7 @@ def check_needs(components: Components, config: Config) -> list[str]:
     needs = {
         "advantage": components.advantage.needs,
         "policy_loss": loss.needs,
-        "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
+        "branch_policy": policy_needs(policy),
     }
     for component, wanted in zip((components.advantage, loss, policy), needs.values(), strict=True):
         if not isinstance(wanted, frozenset | set) or not all(isinstance(need, Need) for need in wanted):

@@ -52,6 +52,7 @@ from ramet.types import (
     StepResult,
     Stop,
 )
+from ramet.types.branch import policy_needs
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class GroupScheduler:
         self.policy = policy
         self.context = context
         self.deterministic = deterministic
-        self._needs: frozenset[Need] = getattr(policy, "needs", frozenset())
+        self._needs = policy_needs(policy)
         self._score = score if Need.REWARDS in self._needs else None
         last = Phase.END if self._score is None else Phase.SCORED
         self.history = GroupHistory(

@@ -10,6 +10,7 @@ from ramet.config.schema import ToolConfig
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
+from ramet.types.branch import policy_needs
 
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
 
@@ -65,7 +66,7 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
         for one in components
         if one.owner.forks == "none"
     ]
-    if Need.PREFIXES in getattr(policy, "needs", frozenset()):
+    if Need.PREFIXES in policy_needs(policy):
         problems += [
             f"{config_key(one)}: its state cannot be replayed (forks = 'copy'), and {origin(policy)} starts rollouts "
             "from prefixes of earlier steps, whose states are made again; choose another branch policy, or a component "

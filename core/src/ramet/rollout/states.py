@@ -23,6 +23,7 @@ from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent, config_key
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import CLOSE_TIMEOUT_S, Watchdog, close_quietly
 from ramet.types import BranchPolicy, Need, Task
+from ramet.types.branch import policy_needs
 
 # Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
 Replay = Callable[
@@ -74,7 +75,7 @@ class States:
         self._task = task
         self._seed = seed  # of the run
         self._can_fork = not isinstance(policy, NoBranching)
-        self._earlier_turns = Need.EARLIER_TURNS in getattr(policy, "needs", frozenset())
+        self._earlier_turns = Need.EARLIER_TURNS in policy_needs(policy)
         self._budget_left = budget_left
         self._replay = replay
         self._watchdog = watchdog

@@ -33,6 +33,7 @@ from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Group, Need, RolloutStep, Task, Tool
+from ramet.types.branch import policy_needs
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -92,7 +93,7 @@ class RolloutWorker:
             config=config,
             system_prompt=system_prompt,
             tools_in_template=tools_in_template,
-            takes_prefixes=Need.PREFIXES in getattr(branch_policy, "needs", frozenset()),
+            takes_prefixes=Need.PREFIXES in policy_needs(branch_policy),
         )
         self.stateful = (*step_component(step), *tool_components(tools))
         self._admission = Admission(config.max_concurrent)

@@ -45,6 +45,7 @@ from ramet.types import (
     TurnView,
     user_prompt,
 )
+from ramet.types.branch import policy_needs
 
 BUDGETS = (1, 3, 100, 0)  # the last one hides nothing else
 SEEDS = (0, 1)
@@ -131,7 +132,7 @@ class _SimulatedGroup:
         self._rng = Random(f"policy {budget} {seed}")
         self._world = Random(f"world {budget} {seed}")
         task = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
-        needs: frozenset[Need] = getattr(policy, "needs", frozenset())
+        needs = policy_needs(policy)
         self._last = Phase.SCORED if Need.REWARDS in needs else Phase.END
         prefixes = PREFIXES if Need.PREFIXES in needs and seed else ()  # the first step has none
         self._history = GroupHistory(task, budget, VOCAB_SIZE, self._last, prefixes=prefixes)

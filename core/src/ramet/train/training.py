@@ -36,6 +36,7 @@ from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.run import TrainRun, TrainState
 from ramet.train.specs import critic_spec, policy_spec
 from ramet.types import Need, Tracker
+from ramet.types.branch import policy_needs
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ async def _train(run: TrainRun) -> None:
 
 def prefix_store(config: Config, components: Components) -> PrefixStore | None:
     """None if the branch policy starts from no stored prefixes."""
-    if Need.PREFIXES not in getattr(components.branch_policy, "needs", frozenset()):
+    if Need.PREFIXES not in policy_needs(components.branch_policy):
         return None
     return PrefixStore(MAX_TOKENS, prefix_origin(config))
 

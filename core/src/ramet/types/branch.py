@@ -203,3 +203,9 @@ class BranchPolicy(Protocol):
     needs: frozenset[Need] = frozenset()
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]: ...
+
+
+def policy_needs(policy: BranchPolicy) -> frozenset[Need]:
+    """Return the policy's `needs`, which it may leave out."""
+    needs: frozenset[Need] = getattr(policy, "needs", frozenset())
+    return needs

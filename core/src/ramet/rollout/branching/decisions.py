@@ -24,6 +24,7 @@ from ramet.types import (
     Stop,
     StopReason,
 )
+from ramet.types.branch import policy_needs
 
 # In tuples, since `A | B` would be built at each of the questions, of which a step has many.
 STARTS = (StartRoots, Fork, StartFrom)  # actions that use the budget
@@ -50,7 +51,7 @@ def ask(
     known = [action for action in actions if isinstance(action, ACTIONS)]
     strange = [f"{action!r:.80}" for action in actions if not isinstance(action, ACTIONS)]
     problems = [f"{one} is no branch action" for one in strange] or _problems(known, view)
-    if not problems and stateful and Need.EARLIER_TURNS not in getattr(policy, "needs", frozenset()):
+    if not problems and stateful and Need.EARLIER_TURNS not in policy_needs(policy):
         problems = [problem for action in known if (problem := _earlier_turn(action, view))]
     if problems:
         raise PluginError(

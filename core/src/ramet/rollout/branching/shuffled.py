@@ -24,6 +24,7 @@ from ramet.plugins.registered import branch_policy_named
 from ramet.rollout.config import ShuffledConfig
 from ramet.rollout.method import rollout_method
 from ramet.types import BranchAction, BranchEvent, Done, FirstTokens, Fork, GroupView, Need, RolloutView, TurnView
+from ramet.types.branch import policy_needs
 
 Entropies = tuple[float, ...]
 Place = tuple[str, int]  # a rollout and its turn
@@ -41,7 +42,7 @@ class Shuffled:
                 f"branch_policy.params.policy: {config.policy} plays rollouts by a method of its own, which cannot be "
                 "shuffled; choose a policy that is asked event by event, such as arpo or aepo"
             )
-        needs: frozenset[Need] = getattr(self.policy, "needs", frozenset())
+        needs = policy_needs(self.policy)
         self.needs = needs | {Need.ENTROPY, Need.EARLIER_TURNS}
         self._decides_later = Need.EARLIER_TURNS in needs
 
