@@ -80,7 +80,7 @@ class OffloadedState:
             state[name] = copy
 
     def _moments(self) -> Sequence[tuple[dict[str, Any], str, Tensor]]:
-        """Return the moments in the order of the parameters. Counts of steps are scalars; they stay where AdamW keeps them."""
+        """Return the moments in the order of the parameters. Counts of steps are scalars, and stay with AdamW."""
         state = self._optimizer.state
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         return [
