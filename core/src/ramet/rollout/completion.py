@@ -25,20 +25,19 @@ DRIFT_EVERY = 4  # the rollouts of a group whose texts are tokenised again, and 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Which weights may have sampled a rollout: from those that the engine had when the rollout started, to the newest
+    """Versions of the weights that may have sampled a rollout: from the engine's when the rollout started to the newest
     that it has now.
     """
 
     oldest: int
     newest: Callable[[], int]
 
-    def problem(self, found: array[int]) -> str | None:
+    def problem(self, versions: array[int]) -> str | None:
         newest = self.newest()
-        if not found or (min(found) >= self.oldest and max(found) <= newest):
+        if not versions or (min(versions) >= self.oldest and max(versions) <= newest):
             return None
-        return (
-            f"its tokens are of policy version {_span(min(found), max(found))}; expected {_span(self.oldest, newest)}"
-        )
+        sampled = _span(min(versions), max(versions))
+        return f"its tokens are of policy version {sampled}; expected {_span(self.oldest, newest)}"
 
 
 def completion_problem(completion: Completion, versions: Versions | None) -> str | None:

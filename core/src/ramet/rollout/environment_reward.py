@@ -25,14 +25,14 @@ class EnvironmentReward:
         self._gives_rewards = False
 
     async def __call__(self, group: Sequence[Rollout]) -> list[float]:
-        given = [[reward for reward in rollout.turn_rewards if reward is not None] for rollout in group]
-        self._gives_rewards = self._gives_rewards or any(given)
+        turn_rewards = [[reward for reward in rollout.turn_rewards if reward is not None] for rollout in group]
+        self._gives_rewards = self._gives_rewards or any(turn_rewards)
         if not self._gives_rewards:
             raise ConfigError(
                 f"rewards.environment: no turn of task {group[0].task.id!r} has a reward; it sums StepResult.reward of "
                 "the rollout step (0.0 where nothing was earned): choose a rollout_step that gives it or another reward"
             )
-        return [self._value(rewards) for rewards in given]
+        return [self._value(rewards) for rewards in turn_rewards]
 
     def _value(self, rewards: list[float]) -> float:
         value = self.config.scale * sum(rewards[-1:] if self.config.last else rewards, start=0.0)

@@ -68,8 +68,8 @@ class GroupContext:
 
     def _sampling(self, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
         """One object for all that sample alike, as a group does in its first turn."""
-        if (known := self.samplings.get((max_tokens, stop))) is not None:
-            return known
+        if (existing := self.samplings.get((max_tokens, stop))) is not None:
+            return existing
         plan = self.plan
         sampling = self.samplings[max_tokens, stop] = Sampling(
             temperature=plan.temperature,

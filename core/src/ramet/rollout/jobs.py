@@ -1,4 +1,4 @@
-"""From tasks to jobs: the tools that each task may use, its prompt, and the stored prefixes that it may start from.
+"""Jobs of tasks: the tools that each task may use, its prompt, and the stored prefixes that it may start from.
 
 What is wrong with any of them is found here, before anything runs.
 """
@@ -72,9 +72,9 @@ class JobMaker:
         """A problem for each tool that tasks name and that is not configured."""
         named = (name for task in tasks for name in expanded(task.tools or (), self._tool_sets))
         missing = Counter(name for name in named if name not in self._known)
-        known = ", ".join(self._known) or "none"
+        configured = ", ".join(self._known) or "none"
         return [
-            f"tools: {n} task(s) may use {name!r}, which is not configured; configured: {known}"
+            f"tools: {n} task(s) may use {name!r}, which is not configured; configured: {configured}"
             for name, n in missing.items()
         ]
 
@@ -98,10 +98,10 @@ class JobMaker:
         return jobs
 
     def _prompt(self, task: Task) -> Segment:
-        made = make_prompt(
+        prompt = make_prompt(
             task, self._step, self.schemas_of(task), self._system_prompt, tools_in_template=self._tools_in_template
         )
-        return prompt_segment(made, self._encoder)
+        return prompt_segment(prompt, self._encoder)
 
     def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
         """Return the prefixes with room for a turn within the limits, which may differ from when they were played."""

@@ -59,5 +59,5 @@ class RolloutMethod(Protocol):
 
 def rollout_method(policy: BranchPolicy) -> RolloutMethod | None:
     """The policy's own method; None: group by group."""
-    own: Callable[[], RolloutMethod] | None = getattr(policy, "rollout_method", None)  # may be left out
-    return None if own is None else own()
+    factory: Callable[[], RolloutMethod] | None = getattr(policy, "rollout_method", None)  # may be left out
+    return None if factory is None else factory()

@@ -52,7 +52,7 @@ class RolloutMetrics:
         self._branching.add(group, lengths, begun)
 
     def _add_rollout(self, rollout: Rollout) -> int:
-        """Its response's length in tokens."""
+        """Add a rollout; return its response's length in tokens."""
         self._n += 1
         self._stops[rollout.stop] += 1
         sampled = [segment for segment in rollout.segments if segment.origin is Origin.SAMPLED]

@@ -27,7 +27,7 @@ class RolloutObserver(Protocol):
         ...
 
     def called(self, rollout: str, record: ToolRecord) -> None:
-        """It is over, whatever came of it."""
+        """Note that the call is over, whatever came of it."""
         ...
 
     def inserted(self, rollout: str, segment: Segment) -> None:

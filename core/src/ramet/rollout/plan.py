@@ -48,13 +48,13 @@ class RolloutPlan:
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
         size = config.group_size if self.group_size is None else self.group_size
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {plan_field.name: getattr(self, plan_field.name) for plan_field in fields(self)}
         settled = {
             "group_size": size if self.roots is None else len(self.roots),
             "temperature": config.temperature if self.temperature is None else self.temperature,
             "max_tool_calls": config.max_tool_calls if self.max_tool_calls is None else self.max_tool_calls,
         }
-        return ResolvedPlan(**given | settled)
+        return ResolvedPlan(**values | settled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +71,17 @@ class ResolvedPlan(RolloutPlan):
 
     def problems(self, max_concurrent: int) -> list[str]:
         """Everything that is wrong with it, in the configuration's terms."""
-        found = []
+        problems = []
         if self.group_size < 1:
-            found.append(f"rollout.group_size: must be at least 1, got {self.group_size}")
+            problems.append(f"rollout.group_size: must be at least 1, got {self.group_size}")
         if self.group_size > max_concurrent:
-            found.append(
+            problems.append(
                 f"rollout.group_size: {self.group_size} rollouts of one task do not fit rollout.max_concurrent, "
                 f"{max_concurrent}"
             )
         if "/" in self.salt or not self.salt:
-            found.append(f"rollout plan: salt must be a word without slashes, got {self.salt!r}")
-        return found
+            problems.append(f"rollout plan: salt must be a word without slashes, got {self.salt!r}")
+        return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +146,13 @@ def check_groups(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> N
     Masked ones count, and those that the branch policy left of the budget. Fewer rollouts than asked for would be a
     smaller step, or an empty one, that looks like any other.
     """
-    found, asked = sum(len(group.rollouts) for group in groups), len(tasks) * size
+    n_rollouts, asked = sum(len(group.rollouts) for group in groups), len(tasks) * size
     in_order = [group.task.id for group in groups] == [task.id for task in tasks]
     wrong = [f"{group.task.id} has {n}" for group in groups if (n := len(group.rollouts)) + group.n_unused != size]
     if in_order and not wrong:
         return
     detail = f"; of {size} each: {', '.join(wrong[:3])}" if wrong else ""
     raise RametError(
-        f"asked for {asked} rollouts of {len(tasks)} tasks, got {found} of {len(groups)}{detail}; the step is not used"
+        f"asked for {asked} rollouts of {len(tasks)} tasks, got {n_rollouts} of {len(groups)}{detail}; the "
+        "step is not used"
     )

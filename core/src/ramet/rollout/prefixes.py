@@ -85,17 +85,17 @@ def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
 
     Masked rollouts and those that were left out are not kept. Rollouts stand alone: none is another one's fork.
     """
-    if len({one.reward for one in group.valid}) < 2:
+    if len({scored.reward for scored in group.valid}) < 2:
         return None
-    roots = {one.rollout.id: one.rollout.prefix for one in group.rollouts if one.rollout.parent is None}
+    roots = {scored.rollout.id: scored.rollout.prefix for scored in group.rollouts if scored.rollout.parent is None}
     inserted: dict[int, Segment] = {}
-    kept = [_cut(one, roots, inserted) for one in group.valid if _n_turns(one.rollout) > 1]
+    kept = [_cut(scored, roots, inserted) for scored in group.valid if _n_turns(scored.rollout) > 1]
     return GroupRecord(step=step, group=ScoredGroup(task=group.task, rollouts=tuple(kept))) if kept else None
 
 
 def n_stored_tokens(record: GroupRecord) -> int:
     """Tokens that it holds; those that rollouts share once."""
-    segments = {id(s): s for one in record.group.rollouts for s in one.rollout.segments}
+    segments = {id(s): s for scored in record.group.rollouts for s in scored.rollout.segments}
     return sum(len(segment) for segment in segments.values())
 
 
@@ -116,8 +116,10 @@ def prompt_problem(record: GroupRecord, prompt: Segment) -> str | None:
     )
 
 
-def _cut(one: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted: dict[int, Segment]) -> ScoredRollout:
-    rollout, last = one.rollout, _n_turns(one.rollout) - 1
+def _cut(
+    scored: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted: dict[int, Segment]
+) -> ScoredRollout:
+    rollout, last = scored.rollout, _n_turns(scored.rollout) - 1
     end = _turn_starts(rollout.segments, last)[-1]
     cut = replace(
         rollout,
@@ -134,7 +136,7 @@ def _cut(one: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted:
         state_keys=rollout.state_keys[:last],
         stats={},
     )
-    return ScoredRollout(rollout=cut, reward=one.reward)
+    return ScoredRollout(rollout=cut, reward=scored.reward)
 
 
 def _inserted(segment: Segment) -> Segment:
@@ -159,16 +161,16 @@ def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
 
 def _prefixes(record: GroupRecord) -> Iterator[StoredPrefix]:
     seen: set[int] = set()
-    for one in record.group.rollouts:
-        rollout, turns = one.rollout, _n_turns(one.rollout)
-        assert one.reward is not None  # only such rollouts are stored
+    for scored in record.group.rollouts:
+        rollout, turns = scored.rollout, _n_turns(scored.rollout)
+        assert scored.reward is not None  # only such rollouts are stored
         starts = _turn_starts(rollout.segments, turns)
         for turn in range(1, turns + 1):
             last = id(rollout.segments[starts[turn] - 1])
             if last not in seen:
                 seen.add(last)
                 source = _source(record.step, rollout, turn)
-                yield StoredPrefix(source=source, reward=one.reward, rollout=rollout, starts=starts[: turn + 1])
+                yield StoredPrefix(source=source, reward=scored.reward, rollout=rollout, starts=starts[: turn + 1])
 
 
 def _source(step: int, rollout: Rollout, turns: int) -> PrefixSource:

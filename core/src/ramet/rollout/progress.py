@@ -52,7 +52,7 @@ class ProgressCounter:
 
     @contextmanager
     def counting(self, total: int) -> Iterator[RunCounts]:
-        """Around a call for `total` rollouts."""
+        """Count the rollouts of a call for `total`."""
         counts = RunCounts(total=total)
         self._running.append(counts)
         try:

@@ -41,18 +41,18 @@ def make_prompt(
     return Prompt(messages=messages, tools=tuple(tools) if tools_in_template else ())
 
 
-def describes_tools(step: RolloutStep, chosen: bool | None) -> bool:
-    """Whether the chat template describes the tools; `chosen` is `rollout_step.tools_in_template`."""
-    return isinstance(step, TemplateFormat) if chosen is None else chosen
+def describes_tools(step: RolloutStep, configured: bool | None) -> bool:
+    """Whether the chat template describes the tools; `configured` is `rollout_step.tools_in_template`."""
+    return isinstance(step, TemplateFormat) if configured is None else configured
 
 
 def messages_of(task: Task, system: str, rule: SystemPrompt) -> tuple[Message, ...]:
     """The task's messages with the rollout step's system message where the rule puts it."""
-    own = [message.content for message in task.prompt if message.role == "system"]
-    if rule is SystemPrompt.NEVER or not system or (own and rule is SystemPrompt.AUTO):
+    system_texts = [message.content for message in task.prompt if message.role == "system"]
+    if rule is SystemPrompt.NEVER or not system or (system_texts and rule is SystemPrompt.AUTO):
         return task.prompt
     if rule is SystemPrompt.APPEND:
-        system = "\n\n".join([*own, system])
+        system = "\n\n".join([*system_texts, system])
     rest = (message for message in task.prompt if message.role != "system")
     return (Message(role="system", content=system), *rest)
 

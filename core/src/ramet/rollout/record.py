@@ -201,7 +201,7 @@ def _call_data(call: ToolRecord) -> dict[str, Any]:
 
 
 def record_of(data: Mapping[str, Any], where: str) -> GroupRecord:
-    """From a line's JSON. Raises `ConfigError` for another schema, and as `read_records` catches for what is broken."""
+    """Read a record from a line's JSON. Raises `ConfigError` for another schema, and what `read_records` catches."""
     if data.get("schema") != SCHEMA:
         raise ConfigError(f"{where}: rollout schema {data.get('schema')!r}; this ramet reads {SCHEMA}")
     raw = data["task"]
@@ -213,11 +213,11 @@ def record_of(data: Mapping[str, Any], where: str) -> GroupRecord:
         tools=None if raw["tools"] is None else tuple(raw["tools"]),
         metadata=raw["metadata"],
     )
-    segments = [_segment(one) for one in data["segments"]]
+    segments = [_segment(body) for body in data["segments"]]
     rollouts: dict[str, ScoredRollout] = {}
-    for one in data["rollouts"]:
-        rollouts[one["id"]] = _scored(one, task, segments, rollouts)
-    packed = {one["id"]: _floats(one["advantages"]) for one in data["rollouts"]}
+    for body in data["rollouts"]:
+        rollouts[body["id"]] = _scored(body, task, segments, rollouts)
+    packed = {body["id"]: _floats(body["advantages"]) for body in data["rollouts"]}
     return GroupRecord(
         step=data["step"],
         group=ScoredGroup(task=task, rollouts=tuple(rollouts.values())),
@@ -241,11 +241,11 @@ def _segment(data: Mapping[str, Any]) -> Segment:
 
 
 def _scored(
-    data: Mapping[str, Any], task: Task, segments: list[Segment], known: Mapping[str, ScoredRollout]
+    data: Mapping[str, Any], task: Task, segments: list[Segment], earlier: Mapping[str, ScoredRollout]
 ) -> ScoredRollout:
-    own = tuple(ToolRecord(**{**call, "status": CallStatus(call["status"])}) for call in data["tool_calls"])
+    own_calls = tuple(ToolRecord(**{**call, "status": CallStatus(call["status"])}) for call in data["tool_calls"])
     parent, fork_turn = data["parent"], data["fork_turn"]
-    before = None if parent is None else known[parent].rollout
+    before = None if parent is None else earlier[parent].rollout
     rollout = Rollout(
         id=data["id"],
         task=task,
@@ -257,7 +257,7 @@ def _scored(
         fork_token=data.get("fork_token", 0),  # records of earlier versions lack it
         n_shared=data["n_shared"],
         prefix=None if data.get("prefix") is None else PrefixSource(**data["prefix"]),
-        tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own,
+        tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own_calls,
         infos=(before.infos[:fork_turn] if before else ()) + tuple(data["infos"]),
         turn_rewards=(before.turn_rewards[:fork_turn] if before else ()) + tuple(data["turn_rewards"]),
         state_keys=(before.state_keys[:fork_turn] if before else ()) + tuple(data.get("state_keys", ())),

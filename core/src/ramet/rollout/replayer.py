@@ -87,8 +87,8 @@ class _RecordedTurn(RolloutTurn):
         sampled = self.live.sampled_in_turn
         text = "".join(segment.text for segment in sampled)
         finished = bool(sampled) and sampled[-1].token_ids[-1] in self.context.encoder.eos_ids
-        found = None if finished else next((one for one in stop if text.endswith(one)), None)
-        return Generation(text=text, stop=found, finished=finished, truncated=False)
+        stop_string = None if finished else next((candidate for candidate in stop if text.endswith(candidate)), None)
+        return Generation(text=text, stop=stop_string, finished=finished, truncated=False)
 
 
 def _text(parts: Sequence[Insert]) -> str:

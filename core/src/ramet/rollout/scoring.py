@@ -46,7 +46,7 @@ class ScoredRollout:
 
     @property
     def score(self) -> float | None:
-        """Its reward and its token rewards together; None where it is not valid."""
+        """The rollout's reward and its token rewards together; None where it is not valid."""
         return None if self.reward is None else self.reward + sum(self.token_rewards.values())
 
 
@@ -119,13 +119,16 @@ class Scorer:
         for reward in self.rewards:
             check = getattr(reward.reward, "check_tools", None)
             if check is not None:
-                found: Sequence[str] = _asked(reward, "check_tools", partial(check, tools))
-                if not isinstance(found, list | tuple) or not all(isinstance(problem, str) for problem in found):
+                reward_problems: Sequence[str] = _asked(reward, "check_tools", partial(check, tools))
+                if not isinstance(reward_problems, list | tuple) or not all(
+                    isinstance(problem, str) for problem in reward_problems
+                ):
                     raise PluginError(
-                        f"reward {reward.name!r} of plugin {reward.plugin!r}: check_tools returned {found!r:.200}: "
-                        f"return a list of texts, [] for nothing{defined_at(reward.reward, 'check_tools')}"
+                        f"reward {reward.name!r} of plugin {reward.plugin!r}: check_tools returned "
+                        f"{reward_problems!r:.200}: return a list of texts, [] for nothing"
+                        f"{defined_at(reward.reward, 'check_tools')}"
                     )
-                problems += [f"rewards.{reward.name}.params.{problem}" for problem in found]
+                problems += [f"rewards.{reward.name}.params.{problem}" for problem in reward_problems]
         return problems
 
     async def score(self, group: Group, *, leave_out: bool = True) -> ScoredGroup:
@@ -133,16 +136,16 @@ class Scorer:
 
         Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
         valid = tuple(rollout for rollout in group.valid if rollout.id not in group.scores)
-        chosen = [r for r in self.rewards if r.applies_to(group.task)]
-        if all(reward.multiplies for reward in chosen):
-            none = "none that adds applies" if chosen else "none applies"
+        applicable = [r for r in self.rewards if r.applies_to(group.task)]
+        if all(reward.multiplies for reward in applicable):
+            none = "none that adds applies" if applicable else "none applies"
             raise ConfigError(
                 f"rewards: {none} to task {group.task.id!r} of data source {group.task.data_source!r}; "
                 f"configured: {', '.join(map(str, self.rewards)) or 'none'} (see rewards.NAME.sources)"
             )
-        columns = await asyncio.gather(*(self._run(reward, valid) for reward in chosen)) if valid else []
+        columns = await asyncio.gather(*(self._run(reward, valid) for reward in applicable)) if valid else []
         merged = {
-            rollout.id: _merge(rollout, chosen, [column[i] for column in columns], leave_out=leave_out)
+            rollout.id: _merge(rollout, applicable, [column[i] for column in columns], leave_out=leave_out)
             for i, rollout in enumerate(valid)
         }
         merged |= {r.id: _scored_before(r, group.scores[r.id]) for r in group.rollouts if r.id in group.scores}
@@ -252,13 +255,15 @@ def check_failures(groups: Sequence[ScoredGroup], rewards: Sequence[WeightedRewa
     unjudged = [fault for fault in _faults(groups) if fault is not None and fault.where.startswith(UNJUDGED)]
     seen = len(unjudged) + sum(fault is None for fault in _faults(groups))
     for reward in rewards:
-        own = [fault for fault in unjudged if fault.where in (UNJUDGED + reward.name, UNJUDGED + DEFECT + reward.name)]
-        if len(own) <= FEW or len(own) / seen <= reward.max_unjudged:
+        of_reward = [
+            fault for fault in unjudged if fault.where in (UNJUDGED + reward.name, UNJUDGED + DEFECT + reward.name)
+        ]
+        if len(of_reward) <= FEW or len(of_reward) / seen <= reward.max_unjudged:
             continue
-        (where, message), _ = Counter((fault.where, fault.message) for fault in own).most_common(1)[0]
+        (where, message), _ = Counter((fault.where, fault.message) for fault in of_reward).most_common(1)[0]
         raise (PluginError if DEFECT in where else InfraError)(
-            f"reward {reward.name!r} of plugin {reward.plugin!r} could not judge {len(own)} of {seen} rollouts of this "
-            f"step (limit rewards.{reward.name}.max_unjudged={reward.max_unjudged:g}); most often: {message}"
+            f"reward {reward.name!r} of plugin {reward.plugin!r} could not judge {len(of_reward)} of {seen} rollouts "
+            f"of this step (limit rewards.{reward.name}.max_unjudged={reward.max_unjudged:g}); most often: {message}"
         )
 
 

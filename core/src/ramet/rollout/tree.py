@@ -129,15 +129,15 @@ class LiveRollout:
     @property
     def sampled_in_turn(self) -> list[Segment]:
         """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
-        found = self.segments[self.turns[-1].start :]
-        return [s for s in found if s.kind is SegmentKind.TURN] if found else found  # nearly always none
+        segments = self.segments[self.turns[-1].start :]
+        return [s for s in segments if s.kind is SegmentKind.TURN] if segments else segments  # nearly always none
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""
         return self._with_segments(self.turns[turn].start, turn)
 
     def _with_segments(self, n: int, turn: int) -> LiveRollout:
-        """With the first n segments, of which the last are of `turn` or before it."""
+        """Return a rollout with the first n segments, of which the last are of `turn` or before it."""
         shared = self.segments[:n]
         return LiveRollout(
             key=self.key,
@@ -234,16 +234,16 @@ def split(rollouts: Iterable[LiveRollout], owner: LiveRollout, turn: int, token:
         return
     segment = owner.segments[index]
     halves = segment_halves(segment, token - before, encoder)
-    for one in rollouts:
-        if index < len(one.segments) and one.segments[index] is segment:
-            one.segments[index : index + 1] = halves
-            for record in one.turns:
+    for rollout in rollouts:
+        if index < len(rollout.segments) and rollout.segments[index] is segment:
+            rollout.segments[index : index + 1] = halves
+            for record in rollout.turns:
                 record.start += record.start > index
-            one.n_shared += one.n_shared > index
+            rollout.n_shared += rollout.n_shared > index
 
 
 def segment_halves(segment: Segment, at: int, encoder: Encoder) -> tuple[Segment, Segment]:
-    """Its first `at` tokens, and the others. Their texts join to its own."""
+    """Return the segment's first `at` tokens, and the others. Their texts join to its own."""
     shown = n_decoded(segment.token_ids[:at], segment.text, encoder)
     logprobs, entropies = segment.logprobs, segment.entropies
     first = replace(
@@ -283,6 +283,6 @@ def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
 
 def group_of(task: Task, live: list[LiveRollout], *, n_unused: int = 0) -> Group:
     """The group in order of branch paths (numbers compare as numbers; a parent is before its forks)."""
-    rollouts = tuple(one.freeze(task) for one in sorted(live, key=lambda r: r.path))
-    scores = {one.key.path: one.score for one in live if one.score is not None}
+    rollouts = tuple(live_rollout.freeze(task) for live_rollout in sorted(live, key=lambda r: r.path))
+    scores = {live_rollout.key.path: live_rollout.score for live_rollout in live if live_rollout.score is not None}
     return Group(task=task, rollouts=rollouts, n_unused=n_unused, scores=scores)

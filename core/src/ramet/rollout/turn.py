@@ -156,9 +156,9 @@ class RolloutTurn:
     def calls_left(self, tool: str) -> int:
         if all(schema.name != tool for schema in self.context.schemas):
             return 0
-        left = self.max_tool_calls - self._n_earlier_calls - len(self._begun)
+        remaining = self.max_tool_calls - self._n_earlier_calls - len(self._begun)
         limit = self.context.plan.tool_calls.get(tool)
-        return left if limit is None else min(left, max(0, limit - self._n_begun(tool)))
+        return remaining if limit is None else min(remaining, max(0, limit - self._n_begun(tool)))
 
     def _n_begun(self, tool: str) -> int:
         """Calls of this tool, those of this turn included."""
@@ -223,7 +223,7 @@ class RolloutTurn:
         return completion
 
     def _report_first(self, entropies: Sequence[float]) -> None:
-        """Once a turn, at the engine's first report or, if there was none, at the end; not for what ended before."""
+        """Report once a turn, at the engine's first report or, without one, at the end; not for what ended before."""
         report, self._report = self._report, None
         if report is None or self.live.finished:
             return
@@ -282,11 +282,11 @@ class RolloutTurn:
 
     def _refused(self, call: ToolCall) -> CallEnd | None:
         """The end of a call that no tool gets to see; None if its tool may run."""
-        known = [schema.name for schema in self.context.schemas]
+        names = [schema.name for schema in self.context.schemas]
         limit = self.context.plan.tool_calls.get(call.name)
-        if call.name not in known:
+        if call.name not in names:
             return refused_call(
-                call, f"There is no tool {visible(call.name[:80])}. Tools: {', '.join(known) or 'none'}."
+                call, f"There is no tool {visible(call.name[:80])}. Tools: {', '.join(names) or 'none'}."
             )
         if limit is not None and self._n_begun(call.name) > limit:
             return refused_call(call, f"The limit of {limit} {call.name} calls is used up.")

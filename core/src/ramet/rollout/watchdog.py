@@ -126,7 +126,7 @@ class Watchdog:
                 logger.warning("%s", message)
 
     def _warn_if_blocked(self, now: float, warned_at: dict[str, float]) -> None:
-        """Once for each function that blocks the loop, and again after the threshold."""
+        """Warn once for each function that blocks the loop, and again after the threshold."""
         stuck_s = self._monitor.stuck_s()
         if stuck_s <= min(BLOCKED_S, self.threshold_s):
             return

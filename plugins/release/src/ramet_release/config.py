@@ -9,7 +9,7 @@ from ramet import option
 
 
 class ReleaseRule(StrEnum):
-    """When an attempt makes a copy, by its draw U and the entropies H of the segment and H_base of the table."""
+    """Rule by which an attempt makes a copy, of its draw U and the entropies H (segment) and H_base (table)."""
 
     SHIFTED_DRAW = "shifted_draw"  # clip(U - entropy_weight * (H - H_base), 0, 1) <= branch_probability: as released
     THRESHOLD_AND_DRAW = "threshold_and_draw"  # H > entropy_weight * H_base and U < branch_probability

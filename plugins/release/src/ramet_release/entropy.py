@@ -20,4 +20,4 @@ def segment_entropy(top_logprobs: Sequence[Sequence[float]], vocab_size: int) ->
 
     `top_logprobs`: of each of the first k tokens.
     """
-    return sum(-math.exp(one) * one for token in top_logprobs for one in token) / math.log(vocab_size)
+    return sum(-math.exp(logprob) * logprob for token in top_logprobs for logprob in token) / math.log(vocab_size)

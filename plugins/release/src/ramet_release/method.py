@@ -50,7 +50,7 @@ class LockstepMethod:
 
     def join(self, worker: RolloutWorker) -> None:
         schemas = [runner.schema for runner in worker.tools.values()]
-        raise_all(protocol_problems(worker.step, schemas, [one.name for one in worker.stateful]))
+        raise_all(protocol_problems(worker.step, schemas, [component.name for component in worker.stateful]))
         assert isinstance(worker.step, Tags)
         self._worker = worker
         self._places = asyncio.Semaphore(worker.config.max_concurrent)
@@ -68,7 +68,7 @@ class LockstepMethod:
             )
 
     async def play(self, share: Share) -> list[Group]:
-        """In rounds of all groups, each of which is complete when the last round is over."""
+        """Play in rounds of all groups, each of which is complete when the last round is over."""
         groups = (await self.batch(share)).groups()
         for group in groups:
             share.done(group)
@@ -111,7 +111,7 @@ class LockstepMethod:
     async def _roots(
         self, prompts: Sequence[LockstepPrompt], engine: RoundEngine, step: int, ends_at: float
     ) -> list[int]:
-        """With how many rows each prompt starts. Where nothing may branch, as in validation, with all of them.
+        """Return how many rows each prompt starts with: all of them where nothing may branch, as in validation.
 
         There the release plays a monitored rollout too, and its result is always 1, of 1; here it is left out.
         """
@@ -122,8 +122,8 @@ class LockstepMethod:
             return [policy.roots(size)] * len(prompts)
         most = asyncio.get_running_loop().time() + self._rules.config.deadline_s
         monitor = Monitor(prompts=prompts, rules=self._rules, engine=engine, step=step, ends_at=min(ends_at, most))
-        found = await monitor.run(policy.probe_tokens)
-        return [policy.monitored_roots(size, one.root, one.segments) for one in found]
+        monitored = await monitor.run(policy.probe_tokens)
+        return [policy.monitored_roots(size, trial.root, trial.segments) for trial in monitored]
 
     def _seeded(self, share: Share) -> Callable[[], float]:
         """The draws of a batch. Shares of one step differ by the names of their tasks."""

@@ -43,7 +43,7 @@ class _Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """Its tool calls are executed as any other. `ends_at`: when it must be over, in the event loop's time."""
+    """A monitored rollout, with tool calls as in any other. `ends_at`: its latest end, in the event loop's time."""
 
     prompts: Sequence[LockstepPrompt]
     rules: TurnRules
@@ -81,8 +81,8 @@ class Monitor:
         ]
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self.rules.tools.call(call, self.ends_at)) for _, call in calls]
-        for (trial, _), one in zip(calls, running, strict=True):
-            result = self.rules.result(one.result()).token_ids
+        for (trial, _), call_task in zip(calls, running, strict=True):
+            result = self.rules.result(call_task.result()).token_ids
             if len(trial.ids) + len(result) > room:
                 trial.ids = trial.ids[: max(0, room - len(result) - KEPT_FREE)]
             trial.ids.extend(result)

@@ -65,9 +65,9 @@ class LockstepPolicy(ABC):
         """
         if not isinstance(event, Start):
             return []
-        chosen = self.initial_rollouts
-        if chosen is not None and self.probe_tokens is None and chosen > group.budget:
+        configured = self.initial_rollouts
+        if configured is not None and self.probe_tokens is None and configured > group.budget:
             raise ConfigError(
-                f"branch_policy.params.initial_rollouts: {chosen} is more than rollout.group_size, {group.budget}"
+                f"branch_policy.params.initial_rollouts: {configured} is more than rollout.group_size, {group.budget}"
             )
         return [StartRoots(n=self.roots(group.budget))]

@@ -51,11 +51,11 @@ class RoundEngine:
     places: asyncio.Semaphore  # `rollout.max_concurrent` requests at once
 
     async def sample(self, asks: Sequence[Ask]) -> list[Completion | Fault]:
-        """In the order of `asks`. A request that fails is its row's fault. Raises `PluginError` and `ConfigError`."""
+        """Sample in the order of `asks`; a failed request is a fault. Raises `PluginError` and `ConfigError`."""
         with self.watchdog.wait(f"round of {len(asks)} generations"):
             async with asyncio.TaskGroup() as calls:
                 running = [calls.create_task(self._one(ask)) for ask in asks]
-        return [one.result() for one in running]
+        return [task.result() for task in running]
 
     async def _one(self, ask: Ask) -> Completion | Fault:
         request = self._request(ask)

@@ -60,7 +60,7 @@ class LockstepBatch:
             attended = n_attended(row.live.segments[1:], rules.encoder.eos_ids)
             cut_response(row.live, attended, cuts, rules.encoder)
             row.live.answer = rules.answer(row.live.segments[1:])
-        live = [[row.live for row in self.rows if row.prompt == one] for one in range(len(self._roots))]
+        live = [[row.live for row in self.rows if row.prompt == prompt] for prompt in range(len(self._roots))]
         return [group_of(prompt.task, rows) for prompt, rows in zip(self.player.prompts, live, strict=True)]
 
     async def _round(self, active: Sequence[LockstepRow]) -> None:
@@ -81,16 +81,16 @@ class LockstepBatch:
             by_prompt.setdefault(row.prompt, []).append(row)
         grown, sizes = set(), self._sizes()
         for prompt, rows in by_prompt.items():
-            left = self._size - sizes[prompt]
+            room = self._size - sizes[prompt]
             for row in rows:
-                made = self._copy(row, min(self.policy.beam_size - 1, left)) if self._branches else 0
-                left -= made
-                grown |= {prompt} if made else set()
+                n_copies = self._copy(row, min(self.policy.beam_size - 1, room)) if self._branches else 0
+                room -= n_copies
+                grown |= {prompt} if n_copies else set()
         return grown
 
     def _copy(self, row: LockstepRow, attempts: int) -> int:
         """How many of the attempts made a copy of this row."""
-        made = 0
+        n_copies = 0
         for _ in range(attempts):
             attempt = BranchDraw(
                 draw=self.draw(),
@@ -101,8 +101,8 @@ class LockstepBatch:
             if self.policy.branches(attempt):
                 self._add(row.copied(len(self.rows)))
                 self.player.counts.forks += 1
-                made += 1
-        return made
+                n_copies += 1
+        return n_copies
 
     def _refill(self) -> set[int]:
         """One fresh row for each prompt that has none active and fewer than it should have; those prompts."""
@@ -114,10 +114,10 @@ class LockstepBatch:
 
     def _start(self, prompt: int) -> LiveRollout:
         """A row with nothing but its prompt."""
-        chosen = self.player.prompts[prompt]
+        lockstep_prompt = self.player.prompts[prompt]
         path = (self._next_root(prompt),)
-        key = RolloutKey(self.player.engine.plan.salt, self.step, chosen.name, path_text(path))
-        return self._add(LockstepRow(len(self.rows), prompt, new_root(key, chosen.segment)))
+        key = RolloutKey(self.player.engine.plan.salt, self.step, lockstep_prompt.name, path_text(path))
+        return self._add(LockstepRow(len(self.rows), prompt, new_root(key, lockstep_prompt.segment)))
 
     def _add(self, row: LockstepRow) -> LiveRollout:
         deadline = asyncio.get_running_loop().time() + self.player.rules.config.deadline_s

@@ -134,8 +134,8 @@ class TurnPlayer:
                 running = [tasks.create_task(self._run(row, call)) for row, call in calls]
         finally:
             self.counts.in_tools -= len(calls)
-        for (row, _), one in zip(calls, running, strict=True):
-            record = one.result()
+        for (row, _), call_task in zip(calls, running, strict=True):
+            record = call_task.result()
             row.live.turns[-1].calls += (record,)
             row.live.add_stat("tool_s", record.run_s)
             row.live.add_stat("tool_wait_s", record.wait_s)
@@ -146,7 +146,7 @@ class TurnPlayer:
         return await self.rules.tools.call(call, row.live.ends_at)
 
     def _go_on(self, row: LockstepRow) -> None:
-        """Into its next turn, if there is room for one."""
+        """Let the row begin its next turn, if there is room for one."""
         live, config = row.live, self.rules.config
         live.record_turn({}, None)
         full = len(live.token_ids) >= self.engine.engine.info.max_tokens

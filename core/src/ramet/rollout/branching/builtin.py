@@ -71,17 +71,19 @@ class RandomBranching:
 
 def _expected_calls(group: GroupView) -> float:
     """Return the calls of all started rollouts if each makes the mean of those that finished. One must have."""
-    made = [sum(len(turn.calls) for turn in one.turns) for one in group.rollouts if one.finished]
-    return sum(made) / len(made) * len(group.rollouts)
+    calls = [sum(len(turn.calls) for turn in rollout.turns) for rollout in group.rollouts if rollout.finished]
+    return sum(calls) / len(calls) * len(group.rollouts)
 
 
-def initial_rollouts(chosen: int | None, budget: int) -> int:
+def initial_rollouts(configured: int | None, budget: int) -> int:
     """Rollouts that start from the prompt at once: half the budget, but at least one, if none are chosen.
 
     Raises `ConfigError` for more than the budget.
     """
-    if chosen is None:
+    if configured is None:
         return min(budget, max(1, budget // 2))
-    if chosen > budget:
-        raise ConfigError(f"branch_policy.params.initial_rollouts: {chosen} is more than rollout.group_size, {budget}")
-    return chosen
+    if configured > budget:
+        raise ConfigError(
+            f"branch_policy.params.initial_rollouts: {configured} is more than rollout.group_size, {budget}"
+        )
+    return configured

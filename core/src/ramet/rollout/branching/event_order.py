@@ -1,4 +1,4 @@
-"""In which order a group's branch events are decided: as they arrive, or in logical order.
+"""Order in which a group's branch events are decided: as they arrive, or in logical order.
 
 If a run is to be repeatable, which fork gets the last of the budget must not depend on how fast a tool is.
 `LogicalOrder` therefore decides events by (turn, phase, branch path): an event is held back until no live rollout can
@@ -41,7 +41,7 @@ class ArrivalOrder:
         self._events: deque[RolloutEvent] = deque()
 
     def start(self, path: BranchPath, turn: int) -> None:
-        """Nothing to do: no rollout waits for another."""
+        """Do nothing: no rollout waits for another."""
 
     def push(self, event: RolloutEvent) -> None:
         self._events.append(event)
@@ -84,7 +84,7 @@ class LogicalOrder:
     def pop(self) -> RolloutEvent | None:
         if not self._queues:
             return None
-        queue = min(self._queues.values(), key=lambda one: one.next_key)
+        queue = min(self._queues.values(), key=lambda candidate: candidate.next_key)
         if not queue.events:
             return None
         event = queue.events.popleft()

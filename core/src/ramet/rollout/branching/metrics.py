@@ -72,28 +72,28 @@ def turns_of(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segmen
 
     Updates in flight and forks at tokens cut turns into several segments.
     """
-    found: dict[int, tuple[Rollout, list[Segment]]] = {}
+    turns: dict[int, tuple[Rollout, list[Segment]]] = {}
     for rollout in rollouts:
         turn: list[Segment] = []
         for segment in rollout.segments:
             if segment.origin is not Origin.SAMPLED:
                 continue
             if turn and turn[-1].turn != segment.turn:
-                found.setdefault(id(turn[-1]), (rollout, turn))
+                turns.setdefault(id(turn[-1]), (rollout, turn))
                 turn = []
             turn.append(segment)
         if turn:
-            found.setdefault(id(turn[-1]), (rollout, turn))
-    return found.values()
+            turns.setdefault(id(turn[-1]), (rollout, turn))
+    return turns.values()
 
 
 def first_of_turn(segments: Iterable[Segment], k: int) -> list[float]:
     """The entropies of the first k tokens that these sampled segments have, in nats."""
-    found: list[float] = []
+    entropies: list[float] = []
     for segment in segments:
-        if segment.entropies is not None and len(found) < k:
-            found.extend(segment.entropies[: k - len(found)])
-    return found
+        if segment.entropies is not None and len(entropies) < k:
+            entropies.extend(segment.entropies[: k - len(entropies)])
+    return entropies
 
 
 def _root(rollout: Rollout) -> str:
@@ -102,9 +102,9 @@ def _root(rollout: Rollout) -> str:
 
 def _changes(begun: Sequence[FirstEntropies]) -> Iterator[float]:
     """Yield the mean change of each later turn against its root's first turn, over the positions that both have."""
-    first: Mapping[str, list[float]] = {one.root: one.values for one in reversed(begun) if one.turn == 0}
-    for one in begun:
-        before = first.get(one.root, ())
-        n = min(len(one.values), len(before))
-        if one.turn > 0 and n:
-            yield sum(map(sub, one.values, before)) / n  # ends with the shorter of the two
+    first: Mapping[str, list[float]] = {entry.root: entry.values for entry in reversed(begun) if entry.turn == 0}
+    for entry in begun:
+        before = first.get(entry.root, ())
+        n = min(len(entry.values), len(before))
+        if entry.turn > 0 and n:
+            yield sum(map(sub, entry.values, before)) / n  # ends with the shorter of the two

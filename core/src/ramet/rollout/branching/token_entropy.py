@@ -57,8 +57,8 @@ class TokenEntropy:
         if ended.n_tokens and not ended.entropies:
             raise ConfigError("branch_policy: token_entropy needs exact entropies, and this engine reports none")
         first = view.fork_token + 1 if turn == view.fork_turn else int(turn == 0)  # the fork point itself was decided
-        own = range(first, ended.n_tokens)
-        token = max(own, key=ended.entropies.__getitem__, default=None)
+        own_tokens = range(first, ended.n_tokens)
+        token = max(own_tokens, key=ended.entropies.__getitem__, default=None)
         if token is None or view.n_forks >= self.config.max_forks or ended.entropies[token] < self.config.min_entropy:
             return []
         return [Fork(rollout=view.id, turn=turn, token=token)]

@@ -48,8 +48,8 @@ class TreeExpansion:
         for view in group.rollouts:
             trees.setdefault(view.root, []).extend(_expandable(view))
         drawn = [_draw(forks, self.config.expansions, rng) for forks in trees.values()]
-        chosen: list[BranchAction] = [fork for forks in zip(*drawn, strict=True) for fork in forks]
-        return list(itertools.islice(chosen, group.budget_left)) or [StartRoots(n=group.budget_left)]
+        ordered: list[BranchAction] = [fork for forks in zip(*drawn, strict=True) for fork in forks]
+        return list(itertools.islice(ordered, group.budget_left)) or [StartRoots(n=group.budget_left)]
 
 
 def _expandable(view: RolloutView) -> list[Fork]:

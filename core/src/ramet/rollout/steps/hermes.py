@@ -61,17 +61,17 @@ class Hermes:
         if not calls:
             answer = message_of(generation.text).strip()
             return StepResult(stop=StopReason.ANSWER if answer else StopReason.END, answer=answer or None)
-        left = ctx.max_tool_calls - state.n_tool_calls
-        if left < 1:
+        n_left = ctx.max_tool_calls - state.n_tool_calls
+        if n_left < 1:
             return StepResult(stop=StopReason.CALL_LIMIT)
-        texts = await self._run(calls, left, state.turn, ctx)
+        texts = await self._run(calls, n_left, state.turn, ctx)
         malformed = sum(isinstance(call, MalformedCall) for call in calls)
         metrics = {"calls": float(len(calls)), "malformed_calls": float(malformed)}
         return StepResult(insert=tuple(ctx.render(self.results(texts))), metrics=metrics)
 
-    async def _run(self, calls: Sequence[Found], left: int, turn: int, ctx: StepContext) -> list[str]:
-        """What each call gets as its result. The first `left` that can be made are made, all at the same time."""
-        allowed = [call for call in calls if isinstance(call, JsonCall)][:left]
+    async def _run(self, calls: Sequence[Found], n_left: int, turn: int, ctx: StepContext) -> list[str]:
+        """What each call gets as its result. The first `n_left` that can be made are made, all at the same time."""
+        allowed = [call for call in calls if isinstance(call, JsonCall)][:n_left]
         over = "Not run: the limit of tool calls is reached."
         results = iter(await asyncio.gather(*(_result(call, turn, ctx) for call in allowed)))
         return [call.text if isinstance(call, MalformedCall) else next(results, over) for call in calls]
@@ -81,12 +81,12 @@ class Hermes:
         return [Message(role="tool", content=_FORGED.sub("&lt;", text)) for text in texts]
 
     def check_message(self, text: str, n_results: int, calls: Sequence[str] = ()) -> TraceCheck:
-        found = find_calls(text, self.config.form)
-        fault = next((call.text for call in found if isinstance(call, MalformedCall)), None)
-        total = len(found) + len(calls)
+        all_calls = find_calls(text, self.config.form)
+        fault = next((call.text for call in all_calls if isinstance(call, MalformedCall)), None)
+        total = len(all_calls) + len(calls)
         if fault is None and n_results not in (0, total):
             fault = f"{n_results} results for {total} calls"
-        names = [*(call.name for call in found if isinstance(call, JsonCall)), *calls]
+        names = [*(call.name for call in all_calls if isinstance(call, JsonCall)), *calls]
         return TraceCheck(
             fault=fault,
             has_tags=total > 0,

@@ -87,13 +87,13 @@ def find_calls(text: str, form: str) -> list[Found]:
 
 
 def _between_tags(message: str) -> list[Found]:
-    found: list[Found] = []
+    calls: list[Found] = []
     start = message.find(OPENING)
     while start >= 0:
         call, end = _tagged(message, _after_space(message, start + len(OPENING)))
-        found.append(call)
+        calls.append(call)
         start = message.find(OPENING, end)
-    return found
+    return calls
 
 
 def _tagged(message: str, start: int) -> tuple[Found, int]:
@@ -115,11 +115,11 @@ def _whole_message(message: str) -> list[Found]:
     value, end = _decoded(text, 0)
     if said == text and not _is_call(value) and not (isinstance(value, MalformedCall) and _SEEMS_A_CALL.match(text)):
         return []  # an answer
-    found = [_call(value, "json")]
-    while not isinstance(found[-1], MalformedCall) and (following := _NEXT.match(text, end)) is not None:
+    calls = [_call(value, "json")]
+    while not isinstance(calls[-1], MalformedCall) and (following := _NEXT.match(text, end)) is not None:
         value, end = _decoded(text, following.end())
-        found.append(_call(value, "json"))
-    return found
+        calls.append(_call(value, "json"))
+    return calls
 
 
 def _is_call(value: Any) -> bool:
@@ -155,8 +155,10 @@ def _call(value: Any, form: str) -> Found:
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return MalformedCall(text=f'The tool call names no tool: "name" must be a text. Expected: {example(form)}')
-    given = [key for key in KEYS.values() if value.get(key) is not None]
-    arguments = value[given[0]] if given else {}  # a tool may need none; what is missing the tool's schema says
+    written_keys = [key for key in KEYS.values() if value.get(key) is not None]
+    arguments = (
+        value[written_keys[0]] if written_keys else {}
+    )  # a tool may need none; what is missing the tool's schema says
     if not isinstance(arguments, dict):
-        return MalformedCall(text=f'The "{given[0]}" of the {visible(name[:80])} call must be a JSON object.')
+        return MalformedCall(text=f'The "{written_keys[0]}" of the {visible(name[:80])} call must be a JSON object.')
     return JsonCall(name=name, arguments=arguments)

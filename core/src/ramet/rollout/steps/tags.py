@@ -149,14 +149,14 @@ class Tags:
         """Names of the tags that a prompt shows in pairs and that are neither the step's, nor of one of `tools`, nor in
         `other_tags`. What a user's message writes in HTML is its subject and names no tool.
         """
-        known = {self.config.think, self.config.result, self.config.answer, *self.config.other_tags, *tools}
+        known_tags = {self.config.think, self.config.result, self.config.answer, *self.config.other_tags, *tools}
         named = (
             name
             for message in messages
             for name in _pairs(message.content)
             if message.role == "system" or name.lower() not in HTML
         )
-        return [name for name in dict.fromkeys(named) if name not in known]
+        return [name for name in dict.fromkeys(named) if name not in known_tags]
 
     def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
         """A result block is inserted right after a tool's closing tag, and where a rollout informs the model that it
@@ -193,8 +193,8 @@ class Tags:
         return name in (*tools, self.config.answer, None) or text.startswith(no_tool, opening.end())
 
     def _check_names(self, tools: Sequence[ToolSchema]) -> None:
-        own = {self.config.think, self.config.result, self.config.answer}
-        taken = sorted(own & {tool.name for tool in tools})
+        own_tags = {self.config.think, self.config.result, self.config.answer}
+        taken = sorted(own_tags & {tool.name for tool in tools})
         if taken:
             raise ConfigError(
                 f"tools.{taken[0]}: the rollout step `tags` uses <{taken[0]}> itself; rename it in rollout_step.params"
@@ -239,8 +239,8 @@ def _example(properties: dict[str, Any]) -> str:
 
 
 def _type_name(spec: dict[str, Any]) -> str:
-    found = spec.get("type", "any")
-    return " or ".join(map(str, found)) if isinstance(found, list) else str(found)
+    types = spec.get("type", "any")
+    return " or ".join(map(str, types)) if isinstance(types, list) else str(types)
 
 
 def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
@@ -270,9 +270,9 @@ def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
 @lru_cache(maxsize=64)  # the same few system messages, asked about for every task
 def _pairs(text: str) -> tuple[str, ...]:
     """Names of the tags that a text both opens and closes, in order, without attributes."""
-    found = TAG.findall(text)
-    closed = {name for slash, name in found if slash}
-    return tuple(dict.fromkeys(name for slash, name in found if not slash and name in closed))
+    tags = TAG.findall(text)
+    closed = {name for slash, name in tags if slash}
+    return tuple(dict.fromkeys(name for slash, name in tags if not slash and name in closed))
 
 
 def _last_block(text: str, tag: str) -> str | None:

@@ -72,11 +72,13 @@ class _Scan:
 
     def __init__(self, text: str, tags: TagNames, tools: Sequence[str]) -> None:
         self._text, self._tags = text, tags
-        own = {tags.think, tags.result, tags.answer}
+        own_tags = {tags.think, tags.result, tags.answer}
         followed = re.findall(rf"</([^<>/\s]+)>\s*<{re.escape(tags.result)}>\n?(There is no tool )?", text)
-        self.found = TraceCheck(called=tuple(dict.fromkeys(n for n, none in followed if not none and n not in own)))
-        self._tools = {*tools, *(name for name, _ in followed)} - own
-        names = "|".join(map(re.escape, sorted(self._tools | own)))
+        self.found = TraceCheck(
+            called=tuple(dict.fromkeys(n for n, none in followed if not none and n not in own_tags))
+        )
+        self._tools = {*tools, *(name for name, _ in followed)} - own_tags
+        names = "|".join(map(re.escape, sorted(self._tools | own_tags)))
         self._tag = re.compile(rf"<(/?)({names})>")
         self._thinking = False
 

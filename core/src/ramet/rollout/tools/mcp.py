@@ -106,14 +106,14 @@ class McpTool:
 
     async def _ask(self, connection: McpConnection, call: ToolCall) -> ToolResult:
         try:
-            found = await connection.call(self._name, dict(call.arguments))
+            result = await connection.call(self._name, dict(call.arguments))
         except McpRefusal as error:
             raise ToolError(str(error)) from error
         except McpFailure as error:
             again = f"; not called again, as it may have run: if {self._name} only reads, name it in params.read_only"
             again = "" if self.schema.idempotent else again
             raise InfraError(f"{self._server.who}: {error}{again}") from error
-        return ToolResult(text=_text(found), error=bool(found.is_error))
+        return ToolResult(text=_text(result), error=bool(result.is_error))
 
 
 class StatefulMcpTool(McpTool):
@@ -161,22 +161,22 @@ def _neutral(value: Any) -> Any:
 
 def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema without special tokens; `true` for what may be anything is spelled as an object, or `true`."""
-    made: dict[str, Any] = _neutral(schema)
-    if made.get("additionalProperties") == {}:
-        made["additionalProperties"] = True
-    if "properties" in made:
-        specs = made["properties"] or {}
-        made["properties"] = {name: spec if isinstance(spec, dict) else {} for name, spec in specs.items()}
-    if made.get("required", []) is None:
-        del made["required"]
-    return made
+    neutral: dict[str, Any] = _neutral(schema)
+    if neutral.get("additionalProperties") == {}:
+        neutral["additionalProperties"] = True
+    if "properties" in neutral:
+        specs = neutral["properties"] or {}
+        neutral["properties"] = {name: spec if isinstance(spec, dict) else {} for name, spec in specs.items()}
+    if neutral.get("required", []) is None:
+        del neutral["required"]
+    return neutral
 
 
-def _text(found: Any) -> str:
+def _text(result: Any) -> str:
     """Texts of a result one below the other; what is no text is named by its kind."""
-    parts = [_part(block) for block in found.content]
-    if not parts and found.structured_content is not None:
-        parts = [json.dumps(found.structured_content, ensure_ascii=False)]
+    parts = [_part(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return "\n".join(parts)
 
 

@@ -51,19 +51,19 @@ class McpConnection:
     @classmethod
     async def open(cls, config: McpConfig) -> McpConnection:
         """Raises `McpFailure` if there is no answer within `connect_timeout_s`, `ImportError` without the library."""
-        made = cls(config)
+        connection = cls(config)
         try:
             async with asyncio.timeout(config.connect_timeout_s):
-                await asyncio.shield(made._ready)
+                await asyncio.shield(connection._ready)
         except TimeoutError as error:
-            await made.close()
+            await connection.close()
             raise McpFailure(
-                f"no answer within {config.connect_timeout_s:g} s (its params.connect_timeout_s){made._unread}"
+                f"no answer within {config.connect_timeout_s:g} s (its params.connect_timeout_s){connection._unread}"
             ) from error
         except BaseException:
-            await made.close()
+            await connection.close()
             raise
-        return made
+        return connection
 
     @property
     def is_open(self) -> bool:
@@ -71,16 +71,16 @@ class McpConnection:
 
     async def tools(self) -> Sequence[Any]:
         """All that the server lists. Raises `McpFailure`."""
-        found: list[Any] = []
+        tools: list[Any] = []
         cursor = None
         for _ in range(MAX_PAGES):
             page = await self._asked(self._client.list_tools(cursor=cursor))
-            found += page.tools
+            tools += page.tools
             cursor = page.next_cursor
-            if len(found) > MAX_TOOLS:
+            if len(tools) > MAX_TOOLS:
                 break
             if cursor is None:
-                return found
+                return tools
         raise McpFailure(f"it lists more than {MAX_TOOLS} tools, or more than {MAX_PAGES} pages of them")
 
     async def answers(self) -> bool:

@@ -25,13 +25,13 @@ def unread(error: Exception) -> tuple[Any, str]:
     """
     message, types = (importlib.import_module(name) for name in ("mcp.shared.message", "mcp_types"))
     details = error.errors() if hasattr(error, "errors") else [{}]
-    given = details[0].get("input", "")  # the line, or what JSON it is
-    line = given if isinstance(given, str) else json.dumps(given, default=str)
+    received = details[0].get("input", "")  # the line, or what JSON it is
+    line = received if isinstance(received, str) else json.dumps(received, default=str)
     reason = str(details[0].get("msg", error)).partition(" at line")[0]
     words = hide(f"; it wrote to its standard output what is not a message: {line[:80]!r}")
-    asked = given.get("id") if isinstance(given, dict) else None
-    if not isinstance(asked, int) and (found := _ID.match(line)) is not None:
-        asked = int(found[1])
+    asked = received.get("id") if isinstance(received, dict) else None
+    if not isinstance(asked, int) and (match := _ID.match(line)) is not None:
+        asked = int(match[1])
     if not isinstance(asked, int):
         return error, words
     data = types.ErrorData(code=UNREADABLE, message=f"the server's answer cannot be read: {reason}")
@@ -55,10 +55,10 @@ async def bound(response: Any) -> None:
 
     class Bounded(httpx.AsyncByteStream):  # type: ignore[misc, name-defined]
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            left = MAX_LINE
+            n_left = MAX_LINE
             async for part in stream:
-                left -= len(part)
-                if left < 0:
+                n_left -= len(part)
+                if n_left < 0:
                     raise httpx.StreamError(f"it has more than {MAX_LINE >> 20} MiB")
                 yield part
 

@@ -220,7 +220,7 @@ class ToolRunner:
             times.run_s += time.perf_counter() - started
 
     def _own_call(self, call: ToolCall, ends_at: float | None) -> ToolCall:
-        """With a copy of the arguments, since a tool may change its own; the record and a retry must not see that."""
+        """Copy the call with its arguments: a tool may change its own, which record and retry must not see."""
         left_s = math.inf if ends_at is None else ends_at - asyncio.get_running_loop().time()
         arguments = {
             name: value if type(value) in UNCHANGEABLE else deepcopy(value) for name, value in call.arguments.items()
@@ -237,7 +237,7 @@ class ToolRunner:
         )
 
     async def _call(self, call: ToolCall) -> ToolResult:
-        """Whatever the tool raises is turned into one of the four errors."""
+        """Call the tool; what it raises is turned into one of the four errors."""
         try:
             result: object = await self.tool(call)
         except (ToolError, InfraError, PluginError):
@@ -288,7 +288,7 @@ class ToolRunner:
     async def _wait_as_asked(
         self, wait_s: float, reason: str, call: ToolCall, ends_at: float | None
     ) -> RolloutFailed | None:
-        """Outside the tool's slot and time-out. The failure, if the rollout's deadline comes first."""
+        """Wait outside the tool's slot and time-out. Returns the failure if the rollout's deadline comes first."""
         if ends_at is not None and asyncio.get_running_loop().time() + wait_s > ends_at:
             return self._failed(f"{reason} (asked to wait {wait_s:g} s, which is longer than the rollout has)")
         self.stats.waits += 1
@@ -299,7 +299,7 @@ class ToolRunner:
         return None
 
     def _report_wait(self, wait_s: float, reason: str) -> None:
-        """On the console, not for every call that waits: a service that is down makes all of them wait."""
+        """Report on the console, not for every call that waits: a service that is down makes all of them wait."""
         now = asyncio.get_running_loop().time()
         if wait_s >= REPORTED_WAIT_S and now >= self._reports_again_at:
             self._reports_again_at = now + REPORT_EVERY_S

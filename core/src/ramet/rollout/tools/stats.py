@@ -26,19 +26,19 @@ class ToolStats:
 
     def add(self, other: ToolStats) -> None:
         """Take in what the same tool did in another worker."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for stat in fields(self):
+            setattr(self, stat.name, getattr(self, stat.name) + getattr(other, stat.name))
 
     def metrics(self, prefix: str) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for stat in fields(self):
+            value = getattr(self, stat.name)
             if isinstance(value, int):
-                metrics[f"{prefix}/{one.name}"] = float(value)
+                metrics[f"{prefix}/{stat.name}"] = float(value)
             elif isinstance(value, Counter):
-                metrics |= {f"{prefix}/{one.name}/{name}": float(n) for name, n in value.items()}
+                metrics |= {f"{prefix}/{stat.name}/{name}": float(n) for name, n in value.items()}
             elif value:
-                stem = one.name.removesuffix("_s")
+                stem = stat.name.removesuffix("_s")
                 metrics[f"{prefix}/{stem}_p50_s"] = percentile(value, 0.50)
                 metrics[f"{prefix}/{stem}_p95_s"] = percentile(value, 0.95)
         return metrics
@@ -46,7 +46,9 @@ class ToolStats:
 
 def tool_metrics(stats: Mapping[str, ToolStats]) -> dict[str, float]:
     """`tool/NAME/…` of each tool."""
-    return {key: value for name, one in stats.items() for key, value in one.metrics(f"tool/{name}").items()}
+    return {
+        key: value for name, tool_stats in stats.items() for key, value in tool_stats.metrics(f"tool/{name}").items()
+    }
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -48,9 +48,9 @@ def argument_problem(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | 
 
 
 def _problems(name: str, value: Any, spec: Mapping[str, Any]) -> list[str]:
-    found = spec.get("type")
-    types = [found] if isinstance(found, str) else list(found or [])
-    if types and all(one in _IS for one in types) and not any(_IS[one](value) for one in types):
+    allowed = spec.get("type")
+    types = [allowed] if isinstance(allowed, str) else list(allowed or [])
+    if types and all(kind in _IS for kind in types) and not any(_IS[kind](value) for kind in types):
         return [f"{name} must be of type {' or '.join(types)}, got {_short(value)}"]
     if "enum" in spec and value not in spec["enum"]:
         return [f"{name} must be one of {', '.join(map(repr, spec['enum']))}, got {_short(value)}"]
@@ -81,7 +81,7 @@ def visible(text: str) -> str:
     if text.replace("\n", " ").isprintable():  # nearly always, and much faster than the expression
         return text
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape", "backslashreplace").decode("ascii"), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode("ascii"), text)
 
 
 def _cut(head: str, tail: str, max_tokens: int, encoder: Encoder) -> str:
