@@ -20,13 +20,13 @@ class Counts:
     seconds: float
 
 
-def total_metrics(found: Sequence[Counts]) -> dict[str, float]:
+def total_metrics(all_counts: Sequence[Counts]) -> dict[str, float]:
     """The metrics of all of them together; the busy share is the mean over their time."""
     tools: dict[str, ToolStats] = {}
-    for counts in found:
+    for counts in all_counts:
         for name, stats in counts.tools.items():
             tools.setdefault(name, ToolStats()).add(stats)
-    engine = merged([counts.engine for counts in found])
-    if seconds := sum(counts.seconds for counts in found if BUSY in counts.engine):
-        engine[BUSY] = sum(counts.engine.get(BUSY, 0.0) * counts.seconds for counts in found) / seconds
+    engine = merged([counts.engine for counts in all_counts])
+    if seconds := sum(counts.seconds for counts in all_counts if BUSY in counts.engine):
+        engine[BUSY] = sum(counts.engine.get(BUSY, 0.0) * counts.seconds for counts in all_counts) / seconds
     return {**tool_metrics(tools), **engine}

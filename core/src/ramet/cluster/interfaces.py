@@ -79,7 +79,7 @@ class Ranks(Protocol):
 
 
 class Backend(Protocol):
-    """Both sides of a training run, and the transfer of weights between them."""
+    """The two sides of a training run, and the transfer of weights between them."""
 
     @property
     def rollouts(self) -> Rollouts: ...

@@ -21,7 +21,7 @@ from ramet.rollout.observer import RolloutObserver
 
 @contextmanager
 def heap_at_rest() -> Iterator[None]:
-    """While the block runs, garbage is not looked for in what was there before it: modules above all.
+    """Exclude from garbage collection, while the block runs, what was there before it: modules above all.
 
     Else Python looks through all of that every thousand rollouts, for a tenth of a second in which nothing else runs.
     What a caller has frozen stays frozen.
@@ -150,4 +150,4 @@ def _score_s(components: Components) -> float:
     """The longest that scoring a rollout may take in its worker: its rewards are asked at once."""
     if not needs_rewards(components.branch_policy):
         return 0.0
-    return max((one.timeout_s for one in components.scorer.rewards), default=0.0)
+    return max((reward.timeout_s for reward in components.scorer.rewards), default=0.0)

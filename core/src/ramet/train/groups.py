@@ -92,7 +92,7 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     scored = [r for group in groups for r in group.rollouts]
     valid = [r for r in scored if r.reward is not None]
     rewards = [r.reward for r in valid if r.reward is not None]
-    roots = [statistics.fmean(found) for group in groups if (found := _first_roots(group))]
+    roots = [statistics.fmean(of_group) for group in groups if (of_group := _first_roots(group))]
     metrics = {
         "reward/roots_mean": statistics.fmean(roots) if roots else float("nan"),
         "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
@@ -128,10 +128,13 @@ def source_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """The mean reward of each data source that the tasks name, over its valid rollouts."""
     rewards: dict[str, list[float]] = {}
     for group in groups:
-        own = [r.reward for r in group.valid if r.reward is not None]
-        if group.task.data_source and own:
-            rewards.setdefault(group.task.data_source, []).extend(own)
-    return {f"{SOURCE}{name}{SOURCE_REWARD}": statistics.fmean(found) for name, found in sorted(rewards.items())}
+        group_rewards = [r.reward for r in group.valid if r.reward is not None]
+        if group.task.data_source and group_rewards:
+            rewards.setdefault(group.task.data_source, []).extend(group_rewards)
+    return {
+        f"{SOURCE}{name}{SOURCE_REWARD}": statistics.fmean(source_rewards)
+        for name, source_rewards in sorted(rewards.items())
+    }
 
 
 def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str, float]:

@@ -247,7 +247,7 @@ class Loop:
         return await play(self.backend.rollouts, self.scorer, request, unscored=unscored)
 
     async def _play_group(self, task: Task, step: int) -> PlayedGroup:
-        """With its greedy rollout, if that is needed: after all groups that have started, a step would wait for it."""
+        """Play a group, and its greedy rollout if needed, for which a step would wait if it began after all groups."""
         unscored: list[Group] = []
         (scored,) = await self._play([task], step, unscored)
         greedy = await self._play_greedy([task], step) if self._needs_greedy else []

@@ -66,8 +66,8 @@ class ValidatedTask:
 
     @property
     def judged(self) -> list[Rollout]:
-        found = (one.rollout for one in self.record.group.rollouts)
-        return [rollout for rollout in found if rollout.id not in self.missing]
+        rollouts = (scored.rollout for scored in self.record.group.rollouts)
+        return [rollout for rollout in rollouts if rollout.id not in self.missing]
 
 
 class Validation:
@@ -135,18 +135,18 @@ class Validation:
             ValidatedTask(
                 record=GroupRecord(step=step, group=group),
                 rewarded=group,
-                missing=frozenset(one.rollout.id for one in group.rollouts if one.reward is None),
+                missing=frozenset(scored.rollout.id for scored in group.rollouts if scored.reward is None),
             )
             for group in groups
         ]
 
     async def _benchmark(self, name: str) -> list[ValidatedTask]:
-        """In the order of the tasks."""
-        k, found = self.train.eval_k, dict[str, ValidatedTask]()
+        """Validate a benchmark; results are in the order of the tasks."""
+        k, validated = self.train.eval_k, dict[str, ValidatedTask]()
         tasks = self.data.of(name)
 
         async def keep(task: MeasuredTask) -> None:
-            found[task.group.task.id] = await self._rewarded(name, task)
+            validated[task.group.task.id] = await self._rewarded(name, task)
 
         await measure_tasks(
             self.rollouts,
@@ -156,19 +156,19 @@ class Validation:
             plan=replace(self.data.rules[name].plan(k), counted=False),
             keep=keep,
         )
-        return [found[task.id] for task in tasks]
+        return [validated[task.id] for task in tasks]
 
     async def _rewarded(self, name: str, task: MeasuredTask) -> ValidatedTask:
-        """With the run's rewards, where they apply; the record has the benchmark's main metric as its reward."""
+        """Score the task with the run's rewards, where they apply; the record has the main metric as reward."""
         main = self.data.benchmarks[name].info.metrics[0]
-        missing = {one.id for one in task.result.rollouts if one.why_missing(main) is not None}
+        missing = {rollout.id for rollout in task.result.rollouts if rollout.why_missing(main) is not None}
         if not self.scorer.applies_to(task.group.task):
             return ValidatedTask(record=task.record, rewarded=None, result=task.result, missing=frozenset(missing))
         rewarded = await self.scorer.score(task.group, leave_out=False)
-        missing |= {one.rollout.id for one in rewarded.rollouts if one.reward is None}
+        missing |= {scored.rollout.id for scored in rewarded.rollouts if scored.reward is None}
         both = tuple(
-            replace(one, parts={**other.parts, **one.parts})
-            for one, other in zip(task.record.group.rollouts, rewarded.rollouts, strict=True)
+            replace(recorded, parts={**other.parts, **recorded.parts})
+            for recorded, other in zip(task.record.group.rollouts, rewarded.rollouts, strict=True)
         )
         record = replace(task.record, group=replace(task.record.group, rollouts=both))
         return ValidatedTask(record=record, rewarded=rewarded, result=task.result, missing=frozenset(missing))
@@ -200,13 +200,13 @@ class _CountingAll:
 def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     metrics = _mean(REWARD, groups)
     for source in sorted({group.task.data_source for group in groups if group.task.data_source}):
-        own = (group for group in groups if group.task.data_source == source)
-        metrics |= _mean(f"{REWARD}/{source}", own)
+        of_source = (group for group in groups if group.task.data_source == source)
+        metrics |= _mean(f"{REWARD}/{source}", of_source)
     return metrics
 
 
 def _mean(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
-    """Over the tasks' own means; nothing where nothing was judged."""
-    rewards = ([one.reward for one in group.valid if one.reward is not None] for group in groups)
-    means = [statistics.fmean(found) for found in rewards if found]
+    """Mean over the tasks' own means; empty where nothing was judged."""
+    rewards = ([scored.reward for scored in group.valid if scored.reward is not None] for group in groups)
+    means = [statistics.fmean(values) for values in rewards if values]
     return {name: statistics.fmean(means)} if means else {}

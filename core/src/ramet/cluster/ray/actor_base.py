@@ -59,7 +59,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorProcess:
-    """Where a worker runs."""
+    """The process in which a worker runs."""
 
     node: str  # address
     pid: int

@@ -97,9 +97,9 @@ class RolloutActor(Actor):
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> int:
         """Returns the version that the engine reports afterwards."""
-        found = tensors(await asyncio.gather(*weights))
+        named_tensors = tensors(await asyncio.gather(*weights))
         with self._failing():
-            await self.rollouts.update_weights(found, version)
+            await self.rollouts.update_weights(named_tensors, version)
         return self.rollouts.engine.policy_version
 
     async def connect_weights(self, source: Mapping[str, Any]) -> None:
@@ -168,9 +168,9 @@ class PolicyActor(Actor, PolicyRank):
 
     def rendezvous(self) -> str:
         """An address for torch's rendezvous of all ranks, if this is the first: a port that is free now."""
-        with socket.socket() as found:
-            found.bind(("", 0))
-            return f"tcp://{node_address()}:{found.getsockname()[1]}"
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return f"tcp://{node_address()}:{listener.getsockname()[1]}"
 
     def take_rank(self, rank: int) -> None:
         """Known when all have started, and with them where each is."""
@@ -228,7 +228,7 @@ class PolicyActor(Actor, PolicyRank):
         return [(name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in self.engine_shapes()]
 
     def broadcast_weights(self) -> None:
-        """To the workers of all engines, by the first rank; others of its replica help to gather."""
+        """Broadcast to the workers of all engines, by the first rank; others of its replica help to gather."""
         if self.layout.replica:
             return
         weights = self.engine_weights()

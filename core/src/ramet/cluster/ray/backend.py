@@ -66,9 +66,9 @@ class RayBackend:
             return
         await self.policy.open()
         await self.policy.call(PolicyActor.rest)  # vLLM takes its share of what is free now
-        found = [rank.process.devices if rank.process is not None else () for rank in self.policy.ranks]
+        rank_devices = [rank.process.devices if rank.process is not None else () for rank in self.policy.ranks]
         devices = {
-            number: tuple(device for rank in self.policy.ranks_beside(number) for device in found[rank])
+            number: tuple(device for rank in self.policy.ranks_beside(number) for device in rank_devices[rank])
             for number in range(self._pool.config.cluster.rollout_workers)
         }
         await self.rollouts.workers.open(devices)

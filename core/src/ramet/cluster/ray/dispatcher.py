@@ -1,4 +1,4 @@
-"""Which rollout worker plays the next group."""
+"""The choice of the rollout worker that plays the next group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Dispatcher:
         self._assign()
 
     def remove(self, worker: RayWorker) -> None:
-        """Nothing happens if it was removed before."""
+        """Remove a worker; one that was removed before is passed over."""
         self._load.pop(worker, None)
 
     async def acquire(self, size: int, *, first: bool = False) -> RayWorker:

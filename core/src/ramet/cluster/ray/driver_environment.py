@@ -92,5 +92,5 @@ def _plugins() -> tuple[PluginRow, ...]:
     return tuple((info.name, info.distribution, info.version) for info in load_plugins().infos)
 
 
-def _version(found: tuple[str, str] | None) -> str:
-    return "missing" if found is None else " ".join(part for part in found if part)
+def _version(version_parts: tuple[str, str] | None) -> str:
+    return "missing" if version_parts is None else " ".join(part for part in version_parts if part)

@@ -65,34 +65,34 @@ class HealthMonitor:
         """Ping all, and wait for one period. Silence is counted in periods, not by the clock: a driver that was stopped
         itself, or a machine that slept, must not find all its workers silent.
         """
-        for one in watched:
-            if one.ping is None:
-                one.ping = one.worker.actor.ping.remote()
-        pings = [one.ping for one in watched]
+        for entry in watched:
+            if entry.ping is None:
+                entry.ping = entry.worker.actor.ping.remote()
+        pings = [entry.ping for entry in watched]
         ready, _ = ray.wait(pings, num_returns=len(pings), timeout=PERIOD_S)
-        for one in watched:
-            if one.ping in ready:
-                self._receive(one)
+        for entry in watched:
+            if entry.ping in ready:
+                self._receive(entry)
                 continue
-            one.silent_s += PERIOD_S
-            if one.silent_s >= SILENCE_S and not one.may_be_silent:
-                self._report(one, WorkerLost(f"{one.worker} is lost: it has not answered for {SILENCE_S:g} s"))
+            entry.silent_s += PERIOD_S
+            if entry.silent_s >= SILENCE_S and not entry.may_be_silent:
+                self._report(entry, WorkerLost(f"{entry.worker} is lost: it has not answered for {SILENCE_S:g} s"))
 
-    def _receive(self, one: _Watched) -> None:
+    def _receive(self, entry: _Watched) -> None:
         try:
-            answer: Ping = ray.get(one.ping)
+            answer: Ping = ray.get(entry.ping)
         except Exception as error:
-            found = translated(error, str(one.worker))
-            self._report(one, found if isinstance(found, WorkerLost) else WorkerLost(str(found)))
+            cause = translated(error, str(entry.worker))
+            self._report(entry, cause if isinstance(cause, WorkerLost) else WorkerLost(str(cause)))
             return
-        one.ping, one.silent_s = None, 0.0
-        one.worker.note_progress(answer.progress)
-        forward_logs(one.worker, answer.lines)
+        entry.ping, entry.silent_s = None, 0.0
+        entry.worker.note_progress(answer.progress)
+        forward_logs(entry.worker, answer.lines)
 
-    def _report(self, one: _Watched, error: WorkerLost) -> None:
-        self.unwatch(one.worker)
+    def _report(self, entry: _Watched, error: WorkerLost) -> None:
+        self.unwatch(entry.worker)
         with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits for the worker any more
-            self._loop.call_soon_threadsafe(one.on_lost, one.worker, error)
+            self._loop.call_soon_threadsafe(entry.on_lost, entry.worker, error)
 
 
 def forward_logs(worker: RayWorker, lines: list[LogLine]) -> None:

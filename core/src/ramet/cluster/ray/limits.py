@@ -79,8 +79,8 @@ class _RemoteLimiter:
         begun = time.monotonic()
 
         def ask() -> ObjectRef[None]:
-            left = None if at_most_s is None else max(0.0, at_most_s - (time.monotonic() - begun))
-            asked: ObjectRef[None] = self._actor.wait.remote(self._limits, n, left)
+            remaining_s = None if at_most_s is None else max(0.0, at_most_s - (time.monotonic() - begun))
+            asked: ObjectRef[None] = self._actor.wait.remote(self._limits, n, remaining_s)
             return asked
 
         await _answered(ask)

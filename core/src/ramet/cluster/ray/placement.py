@@ -1,4 +1,4 @@
-"""Where each worker runs: bundles of CPUs and GPUs that Ray reserves before anything starts.
+"""Placement of workers: bundles of CPUs and GPUs that Ray reserves before anything starts.
 
 The policy's ranks, with the reference's and the critic's shards, are packed on as few nodes as hold them; engines are
 spread. Co-located engines share the bundles of the ranks with whose GPUs they alternate.
@@ -53,8 +53,8 @@ class SlotRequest:
     @property
     def resources(self) -> list[dict[str, float]]:
         """Resources of each bundle, as Ray wants them."""
-        one = {"CPU": self.cpus} | ({"GPU": float(self.gpus)} if self.gpus else {})
-        return [dict(one) for _ in range(self.bundles)]
+        bundle = {"CPU": self.cpus} | ({"GPU": float(self.gpus)} if self.gpus else {})
+        return [dict(bundle) for _ in range(self.bundles)]
 
 
 class WorkerPlacement:
@@ -192,24 +192,24 @@ def thread_shares(
 
 def _nodes_of(group: PlacementGroup) -> list[str]:
     """The node of each bundle."""
-    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
-    return [found[bundle] for bundle in sorted(found)]
+    node_ids: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [node_ids[bundle] for bundle in sorted(node_ids)]
 
 
 def _alive() -> list[dict[str, Any]]:
     """The nodes of the cluster."""
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in found if node["Alive"]]
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
 
 
 def _total(resource: str) -> float:
-    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return found.get(resource, 0.0)
+    totals: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return totals.get(resource, 0.0)
 
 
 def _free(resource: str) -> float:
-    found: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return found.get(resource, 0.0)
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return free.get(resource, 0.0)
 
 
 def engine_devices(config: Config) -> int:

@@ -97,9 +97,9 @@ class RayRanks:
         if method in COMPUTES and self.before_compute is not None:
             await self.before_compute()
         self.updates += method in CHANGES_WEIGHTS  # after it: engines that start get the weights of before
-        given = [self._once(argument) for argument in arguments]
+        sent = [self._once(argument) for argument in arguments]
         calls = [
-            asyncio.create_task(rank.call(method, *given, timeout_s=timeout_s), name=f"{method} of {rank}")
+            asyncio.create_task(rank.call(method, *sent, timeout_s=timeout_s), name=f"{method} of {rank}")
             for rank in self.ranks
         ]
         try:
@@ -130,8 +130,8 @@ class RayRanks:
         asyncio.run_coroutine_threadsafe(self.call(PolicyRank.write_staged, folder), self._loop).result()
 
     def progress(self) -> PassProgress | None:
-        found = self.ranks[0].progress if self.ranks else None
-        return found if isinstance(found, PassProgress) else None
+        progress = self.ranks[0].progress if self.ranks else None
+        return progress if isinstance(progress, PassProgress) else None
 
 
 async def _settled(calls: Collection[asyncio.Task[Any]]) -> None:
@@ -148,12 +148,12 @@ def _place(worker: RayWorker) -> tuple[str, list[int]]:
 
 
 def _fatal(error: WorkerLost) -> WorkerLost:
-    """With a hint: the rank's shard of weights and optimiser is lost with it."""
+    """Return the error with a hint: the rank's shard of weights and optimiser is lost with it."""
     return WorkerLost(f"{error}. A policy rank cannot be replaced: resume from the last checkpoint")
 
 
 def _copied(result: Any) -> Any:
-    """With arrays of its own: Ray's are views of read-only memory, which is not freed as long as they exist."""
+    """Copy the arrays: Ray's are views of read-only memory, which is not freed as long as they exist."""
     if isinstance(result, np.ndarray):
         return result.copy()
     return type(result)(map(_copied, result)) if isinstance(result, list | tuple) else result

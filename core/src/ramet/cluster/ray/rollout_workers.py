@@ -89,7 +89,7 @@ class RolloutWorkers:
             repeats.warn(logger, "an engine cannot sleep", message, self.info.name, by_step=True)
 
     async def wake(self) -> None:
-        """With the weights that were sent last, since engines drop theirs."""
+        """Wake the engines with the weights that were sent last, since they drop theirs."""
         if self._asleep:
             assert self.transfer is not None and self._version is not None, "engines slept before they had weights"
             await self._wake_with(self.transfer, self._version)
@@ -130,13 +130,13 @@ class RolloutWorkers:
 
     async def counts(self) -> list[Counts]:
         """Return what tools and engines counted since the last call; the counts of a lost worker are lost."""
-        found = []
+        counts = []
         for worker in self.dispatcher.workers:
             try:
-                found.append(await worker.call("counts", timeout_s=self._pool.timeout_s))
+                counts.append(await worker.call("counts", timeout_s=self._pool.timeout_s))
             except InfraError as error:
                 self.replace(worker, error)
-        return found
+        return counts
 
     async def _start(self, number: int) -> None:
         """A new worker with the current weights. Raises `WorkerLost` if it is lost meanwhile; it is replaced then."""
@@ -166,15 +166,15 @@ class RolloutWorkers:
             await self._notify()
 
     async def _give_weights(self, worker: RayWorker) -> None:
-        """To a new engine, the current ones; others may come while it is sent these."""
-        given: int | None = None
+        """Send the current weights to a new engine; others may come meanwhile."""
+        sent_version: int | None = None
         while True:
             await self._wait_for(lambda: not self._pending)
-            if self.transfer is None or self._version in (None, given):
+            if self.transfer is None or self._version in (None, sent_version):
                 return
-            given = self._version
-            if not await self.transfer.send_late(worker, given):
-                await self._other_version(given)
+            sent_version = self._version
+            if not await self.transfer.send_late(worker, sent_version):
+                await self._other_version(sent_version)
 
     async def _other_version(self, version: int | None) -> None:
         """Wait until engines are to have another."""

@@ -115,13 +115,13 @@ class RayRollouts:
         while True:
             worker = await self.workers.dispatcher.acquire(size, first=again)
             one_by_one = 2 if self._method is None else 1 + rollouts
-            left, key = one_by_one * self._config.rollout.deadline_s, "rollout.deadline_s"
+            allowed_s, key = one_by_one * self._config.rollout.deadline_s, "rollout.deadline_s"
             if deadline is not None:
-                left, key = deadline.left(), "rollout.step_deadline_s"
+                allowed_s, key = deadline.left(), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
-                asked = replace(part, plan=replace(plan, kept=True), deadline_s=left)
-                groups: list[Group] = await worker.call("run_groups", asked, timeout_s=left + patience, key=key)
+                asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s)
+                groups: list[Group] = await worker.call("run_groups", asked, timeout_s=allowed_s + patience, key=key)
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
                 self.workers.replace(worker, error)
@@ -156,8 +156,8 @@ class RayRollouts:
     def progress(self) -> RolloutProgress:
         """Groups that are back are counted here, the others by their workers, as of their last pings."""
         back = self._progress.progress()
-        found = [worker.progress for worker in self.workers.dispatcher.workers]
-        running = summed(one for one in found if isinstance(one, RolloutProgress))
+        reports = [worker.progress for worker in self.workers.dispatcher.workers]
+        running = summed(report for report in reports if isinstance(report, RolloutProgress))
         return replace(back + running, total=back.total, done=min(back.total, back.done + running.done))
 
     async def close(self) -> None:

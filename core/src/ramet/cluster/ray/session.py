@@ -117,7 +117,7 @@ def _reload_authentication() -> None:
 
 def _connect(cluster: ClusterConfig, model: ModelConfig, own_folder: Path | None = None) -> str:
     """Returns the folder of this node's logs, which is in `own_folder` if the cluster is our own."""
-    own = cluster.address is None
+    is_own = cluster.address is None
     try:
         if cluster.address is not None:
             _check_listening(cluster.address)
@@ -126,8 +126,8 @@ def _connect(cluster: ClusterConfig, model: ModelConfig, own_folder: Path | None
             namespace=f"ramet-{uuid.uuid4().hex}",
             configure_logging=False,
             log_to_driver=False,  # the workers' logs come with their pings, see `health_monitor`
-            include_dashboard=False if own else None,
-            object_store_memory=_store_bytes(model) if own else None,
+            include_dashboard=False if is_own else None,
+            object_store_memory=_store_bytes(model) if is_own else None,
             _temp_dir=None if own_folder is None else str(own_folder / "r"),  # Ray opens this one to all
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -109,9 +109,9 @@ def _exported(weights: Iterable[Named], device: torch.device, limit: int) -> Gen
     with _fixed_segments():
         chunk = next(chunks, None)  # makes the buffer
     while chunk is not None:
-        told = asdict(chunk)
-        handles = {gpu: plain_handle(handle) for gpu, handle in told.pop("ipc_handle").items()}
-        yield {"by": "ipc", "told": told | {"ipc_handles": handles}}
+        description = asdict(chunk)
+        handles = {gpu: plain_handle(handle) for gpu, handle in description.pop("ipc_handle").items()}
+        yield {"by": "ipc", "told": description | {"ipc_handles": handles}}
         chunk = next(chunks, None)
     torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 

@@ -53,14 +53,15 @@ class WeightTransfer(Protocol):
         ...
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
-        """To an engine that has just started. False: they are no longer there, so it has to wait for the next. Raises
-        `WorkerLost`.
+        """Send the weights to an engine that has just started. Raises `WorkerLost`.
+
+        False: they are no longer there, so it has to wait for the next ones.
         """
         ...
 
 
 class HostTransfer:
-    """Through Ray's object store, which holds the weights of one version."""
+    """Transfer through Ray's object store, which holds the weights of one version."""
 
     def __init__(self, ranks: RayRanks, timeout_s: float) -> None:
         self._ranks = ranks
@@ -100,11 +101,11 @@ class _Streamed:
         self._updates: int | None = None  # of the policy, in the weights that engines have or are about to get
 
     async def prepare(self) -> None:
-        """Nothing is kept. From now on engines that start late get these weights, also before the others have them."""
+        """Have engines that start late get these weights from now on, also before the others. None are kept."""
         self._updates = self._ranks.updates
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
-        """Through the object store, beside engines that may be running."""
+        """Send through the object store, beside engines that may be running."""
         updates = self._ranks.updates
         if self._updates != updates:
             return False
@@ -134,7 +135,7 @@ class _Streamed:
     ) -> list[Target]:
         """Call all targets at once, and return the targets that were not lost."""
 
-        async def one(target: Target) -> bool:
+        async def call_target(target: Target) -> bool:
             try:
                 await call(target)
             except WorkerLost as error:
@@ -142,7 +143,7 @@ class _Streamed:
                 return False
             return True
 
-        kept = await asyncio.gather(*map(one, targets))
+        kept = await asyncio.gather(*map(call_target, targets))
         return [target for target, is_left in zip(targets, kept, strict=True) if is_left]
 
 
@@ -151,25 +152,25 @@ class SharedMemoryTransfer(_Streamed):
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
-        left = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
+        remaining = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
         writers = frozenset(rank for target in targets for rank in self._ranks.ranks_beside(target.number))
         await self._ranks.call(PolicyActor.open_weights, writers)
-        told = await self._ranks.call_each(PolicyActor.next_weights)
-        while any(one is not None for one in told):
-            left = await self._each(left, on_lost, partial(self._receive, [one or {} for one in told]))
-            told = await self._ranks.call_each(PolicyActor.next_weights)
-        await self._each(left, on_lost, lambda target: self._finish(target.worker, version))
+        chunks = await self._ranks.call_each(PolicyActor.next_weights)
+        while any(chunk is not None for chunk in chunks):
+            remaining = await self._each(remaining, on_lost, partial(self._receive, [chunk or {} for chunk in chunks]))
+            chunks = await self._ranks.call_each(PolicyActor.next_weights)
+        await self._each(remaining, on_lost, lambda target: self._finish(target.worker, version))
         await self._ranks.call(PolicyActor.rest)  # the chunk's buffer, before engines take memory for their caches
 
-    async def _receive(self, told: Sequence[Mapping[str, Any]], target: Target) -> None:
-        await self._call(target.worker, "receive_chunk", joined(told, self._ranks.ranks_beside(target.number)))
+    async def _receive(self, chunks: Sequence[Mapping[str, Any]], target: Target) -> None:
+        await self._call(target.worker, "receive_chunk", joined(chunks, self._ranks.ranks_beside(target.number)))
 
 
-def joined(told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
+def joined(chunks: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
     """Join what the ranks on an engine's devices send to its workers: the same tensors in the memory of each."""
-    first = dict(told[ranks[0]])
+    first = dict(chunks[ranks[0]])
     if first["by"] == "ipc":
-        handles = {gpu: handle for rank in ranks for gpu, handle in told[rank]["told"]["ipc_handles"].items()}
+        handles = {gpu: handle for rank in ranks for gpu, handle in chunks[rank]["told"]["ipc_handles"].items()}
         first["told"] = first["told"] | {"ipc_handles": handles}
     return first
 
@@ -187,17 +188,21 @@ class BroadcastTransfer(_Streamed):
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
-        left = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
-        engines = [target.worker for target in left]
+        remaining = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
+        engines = [target.worker for target in remaining]
         if not engines:  # all are being replaced: those that follow are sent the weights when they have started
             return
         try:
             if engines != self._connected:
                 await self._connect(engines)
             names, dtypes, shapes = zip(*await self._ranks.call(PolicyActor.weight_shapes), strict=True)
-            told = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
+            description = {
+                "names": list(names),
+                "dtype_names": list(dtypes),
+                "shapes": [list(shape) for shape in shapes],
+            }
             limit = {"limit": CHUNK_BYTES} if self._by == "gloo" else {}  # NCCL's receivers know it since they joined
-            info = {"by": self._by, "told": told | limit}
+            info = {"by": self._by, "told": description | limit}
             await run_together(
                 self._ranks.call(PolicyActor.broadcast_weights),
                 *(self._call(engine, "receive_chunk", info) for engine in engines),

@@ -56,9 +56,9 @@ def buckets(weights: Iterable[tuple[str, Tensor]], limit: int = CHUNK_BYTES) -> 
         yield before.bucket()
 
 
-def tensors(found: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
+def tensors(received: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
     """The inverse of `buckets`: names and tensors, in order. Read-only, since Ray's memory is."""
-    for bucket in found:
+    for bucket in received:
         if not bucket.data.size:
             memory = torch.empty(0, dtype=torch.uint8)
         else:

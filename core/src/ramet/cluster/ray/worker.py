@@ -80,8 +80,8 @@ class RayWorker:
         ref = getattr(self.actor, method).remote(*arguments)
         answer, began = asyncio.wrap_future(ref.future()), time.monotonic()
         try:
-            while (left := max(began, self._passed_at) + timeout_s - time.monotonic()) > 0 and not answer.done():
-                await asyncio.wait([answer], timeout=left)
+            while (remaining_s := max(began, self._passed_at) + timeout_s - time.monotonic()) > 0 and not answer.done():
+                await asyncio.wait([answer], timeout=remaining_s)
             if answer.done():
                 return answer.result()
         except asyncio.CancelledError:
@@ -102,18 +102,20 @@ class RayWorker:
         self.progress = progress
 
     def kill(self) -> None:
-        """At once; calls that it has not answered end with `WorkerLost`."""
+        """Kill the process at once; calls that it has not answered end with `WorkerLost`."""
         with contextlib.suppress(Exception):  # it is dead already
             ray.kill(self.actor, no_restart=True)
 
 
-def variables(own: Mapping[str, str], threads: int | None, settings: Mapping[str, str]) -> dict[str, str]:
+def variables(own_variables: Mapping[str, str], threads: int | None, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the process's environment: the actor's own, its threads, and the driver's settings, which win.
 
     torch reads its allocator's older variable only where the newer is missing.
     """
-    given = {name: value for name, value in own.items() if name != ALLOCATOR or OLD_ALLOCATOR not in settings}
-    return given | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | dict(settings)
+    inherited = {
+        name: value for name, value in own_variables.items() if name != ALLOCATOR or OLD_ALLOCATOR not in settings
+    }
+    return inherited | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | dict(settings)
 
 
 def translated(error: Exception, who: str) -> Exception:

@@ -142,5 +142,5 @@ class WorkerPool:
 async def run_together(*work: Coroutine[Any, Any, None]) -> None:
     """Run all concurrently. The first to fail cancels the others, and its error is raised as it is."""
     async with first_error(), asyncio.TaskGroup() as group:
-        for one in work:
-            group.create_task(one)
+        for coroutine in work:
+            group.create_task(coroutine)
