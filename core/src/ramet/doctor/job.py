@@ -10,19 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ramet.components.toolbox import OPEN_TIMEOUT_S
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.config.secrets import hide
 from ramet.config.sections import COMPONENTS
 from ramet.doctor.host import check_host
-from ramet.doctor.mcp_servers import check_mcp_servers
-from ramet.errors import PluginError
+from ramet.errors import PluginError, RametError
 from ramet.event_loop import run_async
 from ramet.plugins import extensions, load_plugins
 from ramet.plugins.extensions import ExtensionEntry
 from ramet.plugins.plugin_code import raised_at
 from ramet.plugins.registry import BUILTIN
-from ramet.types import DoctorContext, Finding, Severity
+from ramet.rollout.config import McpConfig
+from ramet.types import DoctorContext, Finding, Severity, ToolSet
 
 CHECK_TIMEOUT_S = 60.0  # of a check that is async; others are waited for
 
@@ -39,7 +40,7 @@ class Examined:
 def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
     """Every check, the core's first. Never raises for what a check does."""
     context = DoctorContext(options=options_of(resolved.config), offline=offline)
-    servers = check_mcp_servers(resolved.config, offline=offline)
+    servers = _started_servers(resolved.config, offline=offline)
     own_findings = tuple(_hidden(finding) for finding in (*check_host(resolved.config), *_plugins(), *servers))
     examined = [Examined(name=BUILTIN, distribution="ramet", findings=own_findings)]
     for entry in extensions.extensions(extensions.DOCTOR):
@@ -102,6 +103,35 @@ def _plugins() -> Iterator[Finding]:
             )
         elif info.slow is not None:
             yield Finding(what=f"plugin {info.name}", severity=Severity.NOTE, text=info.slow)
+
+
+def _started_servers(config: Config, *, offline: bool) -> Iterator[Finding]:
+    """Start each MCP server, ask it for its tools, and end it. With `offline` none is started: it may use the network."""
+    for name, settings in config.tools.items():
+        if not isinstance(settings.params, McpConfig):
+            continue
+        what = f"tools.{name}"
+        if offline:
+            yield Finding(what=what, severity=Severity.NOTE, text="the MCP server was not started (--offline)")
+            continue
+        try:
+            server = load_plugins().get("tools", settings.use or name).build(settings.params, key=what)
+            tool_names = run_async(_listed_tools(server))
+        except (RametError, TimeoutError) as error:
+            fix = f"see {what}.params, and try it: ramet tool call"
+            text = str(error) or f"the MCP server did not list its tools within {OPEN_TIMEOUT_S:g} s"
+            yield Finding(what=what, severity=Severity.PROBLEM, text=text, fix=fix)
+        else:
+            listed = ", ".join(tool_names) or "none"
+            yield Finding(what=what, severity=Severity.OK, text=f"the MCP server offers: {listed}")
+
+
+async def _listed_tools(server: ToolSet) -> list[str]:
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            return [tool.schema.name for tool in await server.open()]
+    finally:
+        await server.aclose()
 
 
 def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:

@@ -82,14 +82,17 @@ class MetricAccumulator:
             if count:
                 total = sum(part.sums.get(name, 0.0) for part in parts)
                 squares = [part.squares[name] for part in parts if name in part.squares]
-                out[name] = _effective(total, sum(squares), count) if squares else total / count
+                out[name] = total / count
+                if squares:  # an effective share; 0 if all weigh nothing
+                    out[name] = total**2 / (count * sum(squares)) if sum(squares) else 0.0
         for name in sorted({name for part in parts for name in part.largest}):
             out[name] = max(part.largest[name] for part in parts if name in part.largest)
         for name in sorted({name for part in parts for name in part.values}):
             everything = np.concatenate([part.values[name] for part in parts if name in part.values])
             if len(everything):
-                low, high = _percentiles(everything)
-                out.update({f"{name}_p01": low, f"{name}_p99": high, f"{name}_max": float(everything.max())})
+                low, high = np.percentile(everything, [1, 99])
+                top = everything.max()
+                out |= {f"{name}_p01": float(low), f"{name}_p99": float(high), f"{name}_max": float(top)}
         return out
 
     def _own(self) -> RankMetrics:
@@ -100,12 +103,3 @@ class MetricAccumulator:
             values={name: torch.cat(pieces).double().cpu().numpy() for name, pieces in self._values.items()},
             squares={name: float(value) for name, value in self._squares.items()},
         )
-
-
-def _effective(total: float, squares: float, count: int) -> float:
-    return total**2 / (count * squares) if squares else 0.0
-
-
-def _percentiles(values: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = np.percentile(values, [1, 99])
-    return float(low), float(high)

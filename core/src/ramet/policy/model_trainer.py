@@ -13,7 +13,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,15 +143,13 @@ class ModelTrainer:
         return always or unique_token_share(rows) < WORTHWHILE
 
     def forward(self, batch: MicroBatch, *options: object, module: nn.Module | None = None) -> Any:
-        """What `module` gives for this micro-batch, by default the trained one, in the number type of `model.dtype`."""
-        with self._precision():
-            return (module or self.module)(batch, *options)
+        """What `module` gives for this micro-batch, by default the trained one, in the number type of `model.dtype`.
 
-    def _precision(self) -> AbstractContextManager[object]:
-        """Sharded models compute in the type that their weights are gathered in."""
-        if self.layout.world_size > 1:
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed)
+        Sharded models compute in the type that their weights are gathered in.
+        """
+        autocast = self._mixed and self.layout.world_size == 1
+        with torch.autocast(self.device.type, torch.bfloat16) if autocast else nullcontext():
+            return (module or self.module)(batch, *options)
 
     def compute(
         self, what: str, rows: Sequence[Row], *options: object, module: nn.Module | None = None, on_all: bool = False
@@ -206,7 +204,8 @@ class ModelTrainer:
                 loss = 0.0
                 with self.within_memory():
                     # Without a row an empty pass gives gradients of 0.
-                    batches = self.micro_batches([batch.rows[i] for i in passed]) or [self._empty()]
+                    rows = [batch.rows[i] for i in passed]
+                    batches = self.micro_batches(rows) or [empty_micro_batch().to(self.device)]
                     counted = self.counter.over(what, batches, earlier=done, passes=len(order))
                     for number, micro_batch in enumerate(counted, start=1):
                         scalar = loss_of(micro_batch, [passed[i] for i in micro_batch.rows], part)
@@ -225,9 +224,6 @@ class ModelTrainer:
             if self.layout.rank == 0
             else {}
         )
-
-    def _empty(self) -> MicroBatch:
-        return empty_micro_batch().to(self.device)
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:

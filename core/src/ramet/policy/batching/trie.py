@@ -63,7 +63,7 @@ class Trie:
         What two parts have in common is in both. A sequence over the budget is a part of its own, with those that add
         nothing to it.
         """
-        parts: list[list[tuple[int, int, int]]] = []
+        parts: list[list[tuple[int, int, int]]] = []  # (index, length, shared) of each sequence
         room, keys = 0, 0.0  # that are left
         for index, length, shared in zip(self.order, self.lengths, self.shared, strict=True):
             added = length - shared
@@ -73,13 +73,8 @@ class Trie:
             else:
                 parts.append([(index, length, 0)])
                 room, keys = budget - length, most_keys - length
-        return [_trie_of(part) for part in parts]
-
-
-def _trie_of(walk: Sequence[tuple[int, int, int]]) -> Trie:
-    """Return the trie of indices, lengths, and tokens in common with the sequence before."""
-    order, lengths, shared = zip(*walk, strict=True)
-    return Trie(order=order, lengths=lengths, shared=shared)
+        walks = (zip(*part, strict=True) for part in parts)
+        return [Trie(order=order, lengths=lengths, shared=shared) for order, lengths, shared in walks]
 
 
 def trie(sequences: Sequence[Ids]) -> Trie:
