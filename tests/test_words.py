@@ -26,7 +26,11 @@ FOR_MODELS = {  # what the policy or a judge reads
 EARLIER_NAMES = {"core/src/ramet/types/doctor.py": "mend"}  # what checks of earlier plugins pass
 SOURCES = [ROOT / "core" / "src" / "ramet", *sorted(ROOT.glob("plugins/*/src"))]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-HEADLESS = re.compile(r"(?:Of|As|For|By|Those) ")
+HEADLESS = re.compile(  # the docstring's subject would be the function's name, or nothing
+    r"(?:After|Again|Also|Around|As|At|Because|Before|Between|Both|By|Else|For|From|Here|However|If|In|Inside,?|Into|"
+    r"It|Its|Not|Nothing|Of|On|Once|Only|Outside|Over|Past|So|That|These|They|Those|Through|To|Under|Until|Up|Whatever|"
+    r"When|Where|Which|While|Whose|With|Within|Without)[ :]"
+)
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:

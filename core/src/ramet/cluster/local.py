@@ -56,7 +56,7 @@ class LocalRollouts:
         branching: bool = False,
         observer: RolloutObserver | None = None,
     ) -> None:
-        """Without `branching` all rollouts start from the prompt. `tools` are closed with the rollouts.
+        """Make rollouts that all start from the prompt without `branching`, and close `tools` with themselves.
 
         A branch policy that needs rewards asks the components' scorer, which the caller that made them starts and
         closes.
@@ -95,7 +95,7 @@ class LocalRollouts:
         expected: Mapping[str, Schemas] | None = None,
         observer: RolloutObserver | None = None,
     ) -> LocalRollouts:
-        """With the configured tools, started. `expected`: by tool set, the schemas found before the start."""
+        """Open them with the configured tools, started. `expected`: by tool set, the schemas found before the start."""
         tools = await open_tools(config, services, expected=expected)
         try:
             return cls(config, encoder, components=components, tools=tools, branching=branching, observer=observer)

@@ -106,7 +106,7 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _started_servers(config: Config, *, offline: bool) -> Iterator[Finding]:
-    """Start each MCP server, ask it for its tools, and end it. With `offline` none is started: it may use the network."""
+    """Start each MCP server, ask it for its tools, and end it. With `offline` none is: it may use the network."""
     for name, settings in config.tools.items():
         if not isinstance(settings.params, McpConfig):
             continue

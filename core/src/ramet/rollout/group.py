@@ -320,8 +320,8 @@ class GroupScheduler:
         member = self._members[event.path]
         if self._asks:
             self.history.apply(event)
-            if (told := branch_event(event, member.live)) is not None:
-                self._ask(told, member.live.key, event.turn)
+            if (policy_event := branch_event(event, member.live)) is not None:
+                self._ask(policy_event, member.live.key, event.turn)
         else:
             self.history.count(event)
         if event.phase is Phase.BEGIN and self.states is not None:
@@ -330,7 +330,7 @@ class GroupScheduler:
             self._end_prefix(member)
 
     def _fill(self) -> None:
-        """Nothing runs and budget is left: the policy is asked how to use it, else it goes to fresh roots.
+        """Use the budget that is left when no rollout runs: as the policy says, else for fresh roots.
 
         Roots of either kind have `filled` in their `stats`.
         """
@@ -425,7 +425,7 @@ class GroupScheduler:
         self._release_unneeded(member)
 
     def _release_unneeded(self, member: _Member) -> None:
-        """In a deterministic run a late fork must find the same, whatever ran: prefixes stay until the group ends."""
+        """Release prefixes; a deterministic run keeps them until the group ends, so that late forks find the same."""
         if member.has_ended and not member.n_waiting_forks and not member.is_released and not self.deterministic:
             member.is_released = True
             self._release([member.live.key.text])

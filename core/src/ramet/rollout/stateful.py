@@ -1,4 +1,4 @@
-"""Which components hold states of rollouts, and whether a branch policy can fork those."""
+"""Components that hold states of rollouts, and whether a branch policy can fork those."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
 
 def tool_components(tools: Mapping[str, tuple[Tool, ToolConfig]]) -> tuple[StatefulComponent, ...]:
     """Return the tools that hold states; tools that share an owner are one component, named by the first."""
-    found: dict[int, StatefulComponent] = {}
+    components: dict[int, StatefulComponent] = {}
     for name, (tool, config) in tools.items():
         owner = getattr(tool, "state_owner", tool if is_stateful(tool) else None)
         if owner is None:
             continue
-        known = found.get(id(owner))
-        found[id(owner)] = (
+        component = components.get(id(owner))
+        components[id(owner)] = (
             StatefulComponent(name=name, owner=cast(Stateful[Any], owner), timeout_s=config.timeout_s, tools=(name,))
-            if known is None
-            else replace(known, tools=(*known.tools, name))
+            if component is None
+            else replace(component, tools=(*component.tools, name))
         )
-    return tuple(found.values())
+    return tuple(components.values())
 
 
 def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy) -> list[str]:
@@ -61,21 +61,21 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
     if isinstance(policy, NoBranching):
         return []
     problems = [
-        f"{config_key(one)}: its state cannot be forked (forks = 'none'), and {origin(policy)} forks rollouts; choose "
-        "branch_policy=none, or another component"
-        for one in components
-        if one.owner.forks == "none"
+        f"{config_key(component)}: its state cannot be forked (forks = 'none'), and {origin(policy)} forks rollouts; "
+        "choose branch_policy=none, or another component"
+        for component in components
+        if component.owner.forks == "none"
     ]
     if Need.PREFIXES in policy_needs(policy):
         problems += [
-            f"{config_key(one)}: its state cannot be replayed (forks = 'copy'), and {origin(policy)} starts rollouts "
-            "from prefixes of earlier steps, whose states are made again; choose another branch policy, or a component "
-            "with forks = 'replay'"
-            for one in components
-            if one.owner.forks == "copy"
+            f"{config_key(component)}: its state cannot be replayed (forks = 'copy'), and {origin(policy)} starts "
+            "rollouts from prefixes of earlier steps, whose states are made again; choose another branch policy, or a "
+            "component with forks = 'replay'"
+            for component in components
+            if component.owner.forks == "copy"
         ]
-    tools = [one.name for one in components if one.name != ENVIRONMENT]
-    if tools and any(one.name == ENVIRONMENT and one.owner.forks == "replay" for one in components):
+    tools = [component.name for component in components if component.name != ENVIRONMENT]
+    if tools and any(component.name == ENVIRONMENT and component.owner.forks == "replay" for component in components):
         problems.append(
             "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
             f"cannot use tools that hold states: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
@@ -84,5 +84,5 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
 
 
 def config_key(component: StatefulComponent) -> str:
-    """Where the configuration names it."""
+    """The key under which the configuration names the component."""
     return "rollout_step" if component.name == ENVIRONMENT else f"tools.{component.name}"

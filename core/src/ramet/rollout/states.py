@@ -49,7 +49,7 @@ class HeldState:
 
     def as_of(self, turn: int) -> Any:
         """The state as it was at the beginning of `turn`: before the first later use, or the current one."""
-        kept = [one for one in self.copies if one >= turn]
+        kept = [kept_turn for kept_turn in self.copies if kept_turn >= turn]
         if kept:
             return self.copies[min(kept)]
         assert self.used_in < turn, f"no copy of state:{self.component.name} was kept for turn {turn}"
@@ -71,7 +71,7 @@ class States:
         watchdog: Watchdog,
     ) -> None:
         self._components = components
-        self._of = {user: one.name for one in components for user in one.users}
+        self._of = {user: component.name for component in components for user in component.users}
         self._task = task
         self._seed = seed  # of the run
         self._can_fork = not isinstance(policy, NoBranching)
@@ -94,7 +94,7 @@ class States:
         it from now on.
         """
         if live.parent is None:
-            live.states = {one.name: HeldState(one, newest=live.turn) for one in self._components}
+            live.states = {component.name: HeldState(component, newest=live.turn) for component in self._components}
         else:
             live.states = {name: _forked(held, live.turn) for name, held in live.parent.states.items()}
         self._held += live.states.values()
@@ -221,7 +221,7 @@ class States:
         return task.result()
 
     async def _checked(self, component: StatefulComponent, what: str, work: Awaitable[Any]) -> Any:
-        """Whatever the component raises is turned into an error of the contract that names it."""
+        """Turn what the component raises into an error of the contract that names it."""
         try:
             state = await work
         except PluginError:
@@ -239,7 +239,7 @@ class States:
         return state
 
     def _abandon(self, component: StatefulComponent, task: asyncio.Task[Any]) -> None:
-        """It is not waited for any more; should it still give a state, that is closed."""
+        """Stop waiting for the state; should it still come, it is closed."""
         task.cancel()
         self._spawn(self._close_when_made(component, task))
 

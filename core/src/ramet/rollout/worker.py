@@ -116,12 +116,12 @@ class RolloutWorker:
         Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
         everything else masks the rollouts that it hit.
         """
-        chosen = request.plan.resolved(self.config)
+        plan = request.plan.resolved(self.config)
         raise_all(
             [
-                *chosen.problems(self.config.max_concurrent),
+                *plan.problems(self.config.max_concurrent),
                 *self.jobs.unknown_tools(request.tasks),
-                *self._fork_problems(chosen),
+                *self._fork_problems(plan),
             ]
         )
         started = time.perf_counter()
@@ -132,23 +132,23 @@ class RolloutWorker:
 
         def done(group: Group) -> None:
             counts.total -= group.n_unused
-            if chosen.counted:
+            if plan.counted:
                 self._metrics.add(group)
             if on_group is not None:
                 on_group(group)
 
-        with self.watchdog.watching(), self._progress.counting(len(jobs) * chosen.group_size) as counts:
+        with self.watchdog.watching(), self._progress.counting(len(jobs) * plan.group_size) as counts:
             share = Share(
                 step=request.step,
                 jobs=jobs,
-                plan=chosen,
+                plan=plan,
                 deadline=deadline,
                 versions=versions,
                 counts=counts,
                 done=done,
             )
             groups = await (self._play(share) if self.method is None else self.method.play(share))
-        if chosen.counted:
+        if plan.counted:
             self._metrics.seconds += time.perf_counter() - started
         return groups
 

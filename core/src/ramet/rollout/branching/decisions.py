@@ -48,17 +48,17 @@ def ask(
         raise
     except (Exception, SystemExit) as error:
         raise failed(error, name, f" on {_shown(event)}") from error
-    known = [action for action in actions if isinstance(action, ACTIONS)]
+    known_actions = [action for action in actions if isinstance(action, ACTIONS)]
     strange = [f"{action!r:.80}" for action in actions if not isinstance(action, ACTIONS)]
-    problems = [f"{one} is no branch action" for one in strange] or _problems(known, view)
+    problems = [f"{text} is no branch action" for text in strange] or _problems(known_actions, view)
     if not problems and stateful and Need.EARLIER_TURNS not in policy_needs(policy):
-        problems = [problem for action in known if (problem := _earlier_turn(action, view))]
+        problems = [problem for action in known_actions if (problem := _earlier_turn(action, view))]
     if problems:
         raise PluginError(
             f"{name} answered {_shown(event)} wrongly: {'; '.join(problems)}: return a list of StartRoots, Fork and "
             f"StartFrom within group.budget_left, Stop and Done, [] for nothing{defined_at(policy, 'decide')}"
         )
-    return known
+    return known_actions
 
 
 def _shown(event: BranchEvent) -> str:
@@ -70,43 +70,43 @@ def _shown(event: BranchEvent) -> str:
 
 def _problems(actions: Sequence[BranchAction], view: GroupView) -> list[str]:
     """Judged by the view that the policy was given. More than the budget left is a mistake, never clipped."""
-    found = [problem for action in actions if (problem := _type_problem(action))]
-    if found:
-        return found
+    problems = [problem for action in actions if (problem := _type_problem(action))]
+    if problems:
+        return problems
     starts = [action for action in actions if isinstance(action, STARTS)]
-    found = [f"{action}: n must not be negative" for action in starts if action.n < 0]
-    known = {rollout.id: rollout for rollout in view.rollouts}
+    problems = [f"{action}: n must not be negative" for action in starts if action.n < 0]
+    by_id = {rollout.id: rollout for rollout in view.rollouts}
     for action in actions:
         match action:
             case Fork():
-                found += _fork_problems(action, known)
+                problems += _fork_problems(action, by_id)
             case Stop():
-                found += _stop_problems(action, known)
+                problems += _stop_problems(action, by_id)
             case StartFrom() if not 0 <= action.prefix < len(view.prefixes):
-                found.append(_no_prefix(action, len(view.prefixes)))
+                problems.append(_no_prefix(action, len(view.prefixes)))
     stopped = [action.rollout for action in actions if isinstance(action, Stop)]
-    found += [f"it stops rollout {one} twice" for one in sorted(set(stopped)) if stopped.count(one) > 1]
+    problems += [f"it stops rollout {path} twice" for path in sorted(set(stopped)) if stopped.count(path) > 1]
     if any(isinstance(action, Done) for action in actions[:-1]):
-        found.append("Done is not the last action, and nothing can be started after it")
+        problems.append("Done is not the last action, and nothing can be started after it")
     wanted = sum(action.n for action in starts)
-    if not found and wanted > view.budget_left:
-        found.append(f"it asks for {wanted} rollouts, budget left is {view.budget_left}")
-    return found
+    if not problems and wanted > view.budget_left:
+        problems.append(f"it asks for {wanted} rollouts, budget left is {view.budget_left}")
+    return problems
 
 
 def _type_problem(action: BranchAction) -> str | None:
     names = {Fork: ("n", "turn", "token"), StartFrom: ("n", "prefix"), StartRoots: ("n",)}.get(type(action), ())
     if isinstance(action, Fork | Stop) and not isinstance(action.rollout, str):
         return f"{action}: rollout is {action.rollout!r}, not the id of a rollout, which is a string"
-    given = {name: getattr(action, name) for name in names}
-    wrong = [name for name, value in given.items() if not isinstance(value, int) or isinstance(value, bool)]
-    return f"{action}: {wrong[0]} is {given[wrong[0]]!r}, not an int" if wrong else None
+    values = {name: getattr(action, name) for name in names}
+    wrong = [name for name, value in values.items() if not isinstance(value, int) or isinstance(value, bool)]
+    return f"{action}: {wrong[0]} is {values[wrong[0]]!r}, not an int" if wrong else None
 
 
-def _fork_problems(fork: Fork, known: Mapping[str, RolloutView]) -> list[str]:
-    if fork.rollout not in known:
-        return [f"{fork}: the group has no such rollout, only {', '.join(known) or 'none'}"]
-    parent = known[fork.rollout]
+def _fork_problems(fork: Fork, by_id: Mapping[str, RolloutView]) -> list[str]:
+    if fork.rollout not in by_id:
+        return [f"{fork}: the group has no such rollout, only {', '.join(by_id) or 'none'}"]
+    parent = by_id[fork.rollout]
     if parent.stop is StopReason.PRUNED:
         return [f"{fork}: rollout {fork.rollout} was stopped"]
     if fork.token:
@@ -130,10 +130,10 @@ def _token_problems(fork: Fork, parent: RolloutView) -> list[str]:
     return []
 
 
-def _stop_problems(stop: Stop, known: Mapping[str, RolloutView]) -> list[str]:
-    if stop.rollout not in known:
-        return [f"{stop}: the group has no such rollout, only {', '.join(known) or 'none'}"]
-    return [f"{stop}: rollout {stop.rollout} has ended"] if known[stop.rollout].finished else []
+def _stop_problems(stop: Stop, by_id: Mapping[str, RolloutView]) -> list[str]:
+    if stop.rollout not in by_id:
+        return [f"{stop}: the group has no such rollout, only {', '.join(by_id) or 'none'}"]
+    return [f"{stop}: rollout {stop.rollout} has ended"] if by_id[stop.rollout].finished else []
 
 
 def _no_prefix(start: StartFrom, n: int) -> str:

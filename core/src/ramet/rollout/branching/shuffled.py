@@ -53,19 +53,19 @@ class Shuffled:
             return self.policy.decide(event, _seen(group, _another_order(group, rng)), rng)
 
     def _after_first_tokens(self, event: FirstTokens, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        others = [one for one in _sampled(group, event.turn) if one[0] != event.rollout]
+        others = [place for place in _sampled(group, event.turn) if place[0] != event.rollout]
         if not others:
             return self.policy.decide(event, group, rng) if self._decides_later else []
-        own: Place = (event.rollout, event.turn)
+        own_place: Place = (event.rollout, event.turn)
         actions: list[BranchAction] = []
         if len(others) == 1 and not self._decides_later:
-            actions += self._ask(others[0], own, event.entropies, group, rng)
+            actions += self._ask(others[0], own_place, event.entropies, group, rng)
             group = _after(group, actions)
         if not group.budget_left:
             return actions
         other = rng.choice(others)
         shown = _as_long(group.rollout(other[0]).turns[event.turn].entropies, event.entropies)
-        return [*actions, *self._ask(own, other, shown, group, rng)]
+        return [*actions, *self._ask(own_place, other, shown, group, rng)]
 
     def _ask(
         self, place: Place, other: Place, entropies: Entropies, group: GroupView, rng: Random
@@ -86,39 +86,39 @@ class Shuffled:
 def _sampled(group: GroupView, depth: int) -> list[Place]:
     """The turns of this depth that a policy may decide on. What a fork begins with is the place of its parent."""
     return [
-        (one.id, depth)
-        for one in group.rollouts
-        if len(one.turns) > depth > (one.fork_turn or 0) and one.turns[depth].entropies
+        (view.id, depth)
+        for view in group.rollouts
+        if len(view.turns) > depth > (view.fork_turn or 0) and view.turns[depth].entropies
     ]
 
 
 def _another_order(group: GroupView, rng: Random) -> dict[Place, Entropies]:
     """Give each turn after a tool result the entropies of another turn of its depth, each once."""
-    found: dict[Place, Entropies] = {}
-    for depth in range(1, max((len(one.turns) for one in group.rollouts), default=0)):
+    by_place: dict[Place, Entropies] = {}
+    for depth in range(1, max((len(view.turns) for view in group.rollouts), default=0)):
         places = _sampled(group, depth)
         rng.shuffle(places)
         for place, (rollout, turn) in zip(places, [*places[1:], *places[:1]], strict=True):
-            found[place] = group.rollout(rollout).turns[turn].entropies
-    return found
+            by_place[place] = group.rollout(rollout).turns[turn].entropies
+    return by_place
 
 
 def _seen(group: GroupView, entropies: Mapping[Place, Entropies]) -> GroupView:
     """The group with other entropies in these turns, and wherever forks share them."""
 
-    def turn_seen(one: RolloutView, turn: TurnView) -> TurnView:
-        while one.parent is not None and turn.index < (one.fork_turn or 0):
-            one = group.rollout(one.parent)
-        other = entropies.get((one.id, turn.index))
+    def turn_seen(holder: RolloutView, turn: TurnView) -> TurnView:
+        while holder.parent is not None and turn.index < (holder.fork_turn or 0):
+            holder = group.rollout(holder.parent)
+        other = entropies.get((holder.id, turn.index))
         return turn if other is None else replace(turn, entropies=_as_long(other, turn.entropies))
 
-    seen = (replace(one, turns=tuple(turn_seen(one, turn) for turn in one.turns)) for one in group.rollouts)
+    seen = (replace(view, turns=tuple(turn_seen(view, turn) for turn in view.turns)) for view in group.rollouts)
     return replace(group, rollouts=tuple(seen))
 
 
-def _as_long(entropies: Entropies, own: Entropies) -> Entropies:
+def _as_long(entropies: Entropies, own_entropies: Entropies) -> Entropies:
     """Cut or repeated to the number of the turn's own: a policy may look up any of its tokens."""
-    return tuple(islice(cycle(entropies), len(own)))
+    return tuple(islice(cycle(entropies), len(own_entropies)))
 
 
 def _after(group: GroupView, actions: Sequence[BranchAction]) -> GroupView:
