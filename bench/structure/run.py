@@ -5,7 +5,9 @@
 
 Files, lines, functions and keys are counted from the source; a private function has one caller if its name occurs once
 besides its definition, in all of core. The paths are those of one real training step of the quickstart (engine torch,
-one process), with `sys.setprofile`: distinct functions of `ramet` and their files. A turn is from one request to the
+one process), with `sys.setprofile`: distinct functions of `ramet` and their files, and how many of the functions have a
+name (Python 3.11 calls list comprehensions, too). An update is what its own thread calls: another one writes the step's
+record meanwhile. A turn is from one request to the
 engine to the next one of the same rollout, less `engines/` and `models/`; frames above the tool are counted from the
 rollout's task, frames above the loss from the training loop, across threads and tasks.
 """
@@ -51,10 +53,12 @@ class Walk:
     functions: set[CodeType] = dataclasses.field(default_factory=set)
     frames: list[str] = dataclasses.field(default_factory=list)
     open: bool = False
+    thread: int | None = None  # whose calls count; None: of all threads
 
     def row(self, name: str) -> list[str]:
         files = {code.co_filename for code in self.functions}
-        return [name, str(len(self.frames) or "-"), str(len(self.functions)), str(len(files))]
+        named = sum(not code.co_name.startswith("<") for code in self.functions)
+        return [name, str(len(self.frames) or "-"), str(len(self.functions)), str(named), str(len(files))]
 
 
 def main() -> None:
@@ -65,7 +69,9 @@ def main() -> None:
     print_table(("core", ""), [[name, str(value)] for name, value in sizes().items()])
     walks = paths(options.root / "quickstart_search-inputs")
     print()
-    print_table(("path", "frames above", "functions", "files"), [walk.row(name) for name, walk in walks.items()])
+    print_table(
+        ("path", "frames above", "functions", "named", "files"), [walk.row(name) for name, walk in walks.items()]
+    )
     for name, walk in walks.items() if options.frames else ():
         print(f"\n{name}:", *walk.frames, sep="\n  ")
 
@@ -129,6 +135,8 @@ class Watch:
         if event != "call" or not code.co_filename.startswith(str(CORE)):
             return
         for walk in self.walks.values():
+            if walk.thread not in (None, threading.get_ident()):
+                continue
             if walk.open and not (walk is self.turn and any(f"/{part}" in code.co_filename for part in NOT_OF_A_TURN)):
                 walk.functions.add(code)
 
@@ -198,7 +206,7 @@ class Watch:
 
     def updating(self, original: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            self.update.open = True
+            self.update.open, self.update.thread = True, threading.get_ident()
             try:
                 return original(*args, **options)
             finally:
