@@ -14,7 +14,7 @@ from ramet.evaluate.statistics import CORRECT
 from ramet.helpers.openai.exchanges import ChatExchange
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, StopReason, ToolRecord
+from ramet.types import CallStatus, Group, Rollout, SegmentKind, StopReason, ToolRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +209,14 @@ def _rollout_from_body(body: Mapping[str, Any]) -> RolloutResult:
 
 
 def _rollout_result(rollout: Rollout, judged: Judgement) -> RolloutResult:
+    fault = rollout.fault
     return RolloutResult(
         id=rollout.id,
         scores=dict(judged.scores) if rollout.valid else {},
         answer=rollout.answer,
         response=rollout.response,
         stop=str(rollout.stop),
-        masked=_why_masked(rollout.fault),
+        masked=None if fault is None else f"{fault.where}: {hide(fault.message)}",
         tool_calls=tuple(_call_result(call) for call in rollout.tool_calls),
         sampled_tokens=rollout.n_sampled_tokens,
         response_tokens=rollout.n_response_tokens,
@@ -232,7 +233,3 @@ def without_secrets(exchange: ChatExchange) -> ChatExchange:
 def _call_result(call: ToolRecord) -> CallResult:
     arguments = json.dumps(dict(call.arguments), default=repr)
     return CallResult(name=call.name, arguments=arguments, status=str(call.status), run_s=call.run_s)
-
-
-def _why_masked(fault: Fault | None) -> str | None:
-    return None if fault is None else f"{fault.where}: {hide(fault.message)}"

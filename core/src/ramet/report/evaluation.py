@@ -67,16 +67,12 @@ def _benchmark(result: Mapping[str, Any], k: int) -> Json:
 def _metric(metric: Mapping[str, Any]) -> Json:
     return {
         "name": metric["metric"],
-        "avg": _interval(metric["avg"]),
+        "avg": [metric["avg"]["mean"], metric["avg"]["half_width"]],
         "bounds": metric.get("bounds"),
         "passes": [[estimate["k"], estimate["estimate"]["mean"]] for estimate in metric["passes"]],
         "maj": (metric.get("maj") or {}).get("mean"),
         "judged": f"{metric['n_judged']} of {metric['n_rollouts']}",
     }
-
-
-def _interval(estimate: Mapping[str, Any]) -> list[float | None]:
-    return [estimate["mean"], estimate["half_width"]]
 
 
 def _sources(tasks: Sequence[TaskResult], metric: str) -> list[Json]:

@@ -119,7 +119,8 @@ class ConsoleTracker:
         if self._rows % HEADER_EVERY == 0 or columns != self._columns:
             self._rows, self._columns = 0, columns
             titles = "".join(" " * GAP + visible(c.title).rjust(c.width) for c in columns)
-            self._print(Text(f"{'step':<{self._stub_width}}{titles}{'left':>{GAP + LEFT_WIDTH}}", style="bold"))
+            width = self._number_width + (1 + BAR if self._has_bar else 0)
+            self._print(Text(f"{'step':<{width}}{titles}{'left':>{GAP + LEFT_WIDTH}}", style="bold"))
         self._rows += 1
         row = Text(self._stub(step), style="cyan")
         for column in columns:
@@ -144,10 +145,6 @@ class ConsoleTracker:
     @property
     def _number_width(self) -> int:
         return max(4, 2 * len(str(self.total_steps)) + 1) if self.total_steps else 8
-
-    @property
-    def _stub_width(self) -> int:
-        return self._number_width + (1 + BAR if self._has_bar else 0)
 
     @property
     def _has_bar(self) -> bool:

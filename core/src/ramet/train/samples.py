@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ramet.io.json_values import visible
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import Segment, SegmentKind
+from ramet.types import SegmentKind
 
 MAX_CHARS = 2000  # of one question, turn or result; the record on disk has all of it
 LABEL = 10  # characters of the column that says whose text it is
@@ -75,11 +75,8 @@ def _texts(scored: ScoredRollout) -> Iterator[tuple[str, str, str]]:
     yield "question", scored.rollout.task.question, "cyan"
     for segment in scored.rollout.segments:
         if segment.kind is not SegmentKind.PROMPT:
-            yield _label(segment), segment.text, STYLES[segment.kind]
-
-
-def _label(segment: Segment) -> str:
-    return f"turn {segment.turn}" if segment.is_sampled else str(segment.kind)
+            label = f"turn {segment.turn}" if segment.is_sampled else str(segment.kind)
+            yield label, segment.text, STYLES[segment.kind]
 
 
 def _lines(label: str, text: str) -> Iterator[str]:
