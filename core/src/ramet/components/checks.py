@@ -139,7 +139,7 @@ def ratio_is_one(config: Config, loss: PolicyLoss) -> bool:
 
 
 def warn_of_ratio_one(config: Config, loss: PolicyLoss) -> None:
-    """Every loss with a ratio is then REINFORCE, whatever its clip."""
+    """Warn if the ratio is always 1: every loss with a ratio is then REINFORCE, whatever its clip."""
     if ratio_is_one(config, loss):
         logger.warning(
             "train.minibatches=1 and train.epochs=1: a step has one optimiser step, so the ratio is 1 and the clipping "

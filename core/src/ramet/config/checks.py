@@ -114,7 +114,7 @@ def _kind(node: Any) -> Any:
 
 
 def _value(settings: Any, name: str) -> Any:
-    """None for what is missing or leads nowhere in a tree, which is a mistake of its own."""
+    """Return the value; None for what is missing or leads nowhere in a tree, which is a mistake of its own."""
     try:
         return settings[name] if isinstance(settings, dict | DictConfig) else getattr(settings, name)
     except OmegaConfBaseException:

@@ -100,7 +100,7 @@ class EngineInfo:
 
 
 class Engine(Protocol):
-    """Owned by one asyncio loop; `generate` may be called concurrently. Everything may raise `InfraError`."""
+    """Engine, owned by one asyncio loop; `generate` may be called concurrently. Everything may raise `InfraError`."""
 
     info: EngineInfo
     in_flight: bool  # weight updates do not wait for running requests (`train.staleness`)

@@ -45,7 +45,7 @@ class StopStrings:
         return min(ends)[2] if ends else None
 
     def _can_end(self, token: int) -> bool:
-        """False only if this token cannot hold the last character of a stop string."""
+        """Whether this token may hold the last character of a stop string."""
         if self._unclear:  # a character may be spread over tokens, and decoders strip spaces from a lone token
             return True
         text = self._encoder.decode([token])

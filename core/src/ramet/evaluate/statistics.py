@@ -111,7 +111,7 @@ def maj_at_k(scores: Scores, answers: Answers) -> Estimate:
 
 
 def _vote(row: Sequence[float | None], answers: Sequence[str | None]) -> float | None:
-    """None if nothing was judged."""
+    """Score of the majority's answer; None if nothing was judged."""
     votes: dict[str | None, list[float]] = {}
     for score, answer in zip(row, answers, strict=True):
         if score is not None:

@@ -95,7 +95,7 @@ class TokenBucket:
         return lease
 
     def leave_place(self, lease: int) -> None:
-        """Does nothing if the lease has ended."""
+        """Give the place back; does nothing if the lease has ended."""
         timer = self._leases.pop(lease, None)
         if timer is not None:
             timer.cancel()

@@ -245,15 +245,15 @@ class Caller:
         self._lines = self._socket.makefile("rw", encoding="ascii")
 
     def ready(self, problem: str | None = None) -> None:
-        """Said first. `problem`: why this process cannot work."""
+        """Send the first message. `problem`: why this process cannot work."""
         self.reply(problem)
 
     def prepared(self) -> None:
-        """Said before the result, if the pool has `prepare_s`: what comes now is the request's doing."""
+        """Send, before the result and if the pool has `prepare_s`, that the request's own work begins now."""
         self.reply(None)
 
     def copy_ended(self, signal_number: int) -> None:
-        """Said instead of a result if a copy of this process, which did the work, has ended; 0: by itself."""
+        """Send, instead of a result, that a copy of this process which did the work has ended; 0: by itself."""
         self.reply({COPY_ENDED: signal_number})
 
     def reply(self, message: object) -> None:

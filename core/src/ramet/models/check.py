@@ -98,7 +98,7 @@ def _no_weights(folder: Path, problem: str) -> MissingHere:
 
 
 def read_json(file: Path) -> object:
-    """None for a file that cannot be read or is not JSON."""
+    """Read a JSON file; None if it cannot be read or is not JSON."""
     try:
         content: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -22,8 +22,9 @@ from ramet.tracking.trackers import check_trackers
 
 
 def early_problems(resolved: Resolved) -> list[str]:
-    """Empty if the job can look at model and data. What this machine lacks is left to the job, which may plan for
-    another one.
+    """Return the early problems; empty if the job can look at model and data.
+
+    What this machine lacks is left to the job, which may plan for another one.
     """
     config, job = resolved.config, resolved.job
     nothing = [*check_folder(config.model), *_missing_files(config, job), *_directory(config, job)]

@@ -55,7 +55,7 @@ class EngineMemory:
 
 
 def engine_memory(config: Config, shape: ModelShape, device_bytes: int | None, *, cuda: bool) -> EngineMemory | None:
-    """None for an engine of which nothing is known here, such as one that is somewhere else."""
+    """Return an engine's memory; None if it is not known here, as of one that is somewhere else."""
     match config.engine.params:
         case TorchEngineConfig() as options:
             return _torch(config, options, shape, cuda=cuda)

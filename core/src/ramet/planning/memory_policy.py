@@ -224,7 +224,7 @@ def _masks(model: TrainedModel) -> bool:
 
 
 def activations(model: TrainedModel) -> tuple[int, int]:
-    """Kept from forward to backward pass, and what the current block adds.
+    """Bytes kept from forward to backward pass, and those that the current block adds.
 
     Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
     The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block holds one more c I; if that of

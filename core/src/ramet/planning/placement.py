@@ -24,7 +24,7 @@ _WRITTEN = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)(GiB|GB|MiB)", re.IGNORE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """None: not known. On a CPU the one device is the host and its memory is all processes'."""
+    """Machine of a run; None: not known. On a CPU the one device is the host and its memory is all processes'."""
 
     cuda: bool
     devices: int | None  # over all nodes

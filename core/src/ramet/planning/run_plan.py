@@ -116,7 +116,7 @@ def model_in_words(config: Config, memory: MemoryPlan | str) -> str:
 
 
 def entries_in_words(entries: Entries) -> str:
-    """`python, big (python)`: what is chosen, and what instances are instances of."""
+    """List the chosen names, instances with their component: `python, big (python)`."""
     return (
         ", ".join(name if entry.use is None else f"{name} ({entry.use})" for name, entry in entries.items()) or "none"
     )

@@ -183,7 +183,7 @@ def _twice(taken: Entry[Any], entry: Entry[Any]) -> str:
 
 
 class DuplicateName(PluginError):
-    """Two plugins offer one name. Fatal at load, whatever the run selects."""
+    """Error for two plugins that offer one name. Fatal at load, whatever the run selects."""
 
 
 @dataclass(slots=True)

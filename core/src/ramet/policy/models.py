@@ -150,7 +150,7 @@ def row_cost(model: PreTrainedModel, device: torch.device) -> Cost:
 
 
 def attention_cost(model: PreTrainedModel, device: torch.device) -> Cost | None:
-    """None for flash attention, varlen and flex, which know where packed sequences end (by the position ids).
+    """Cost of attention; None for flash attention, varlen and flex, which know where sequences end (by position ids).
 
     Those need CUDA and are not run by the tests; the packed rows that they are given are tested.
     """

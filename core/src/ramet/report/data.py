@@ -135,7 +135,7 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
 
 
 def stored_config(run: Path) -> DictConfig:
-    """Empty where there is none; a broken file is reported."""
+    """Read the stored configuration; empty if there is none; a broken file is reported."""
     path = run / "config.yaml"
     try:
         return read_config(path)

@@ -87,7 +87,7 @@ class McpConfig:
 
 @dataclass(kw_only=True, slots=True)
 class NoBranchConfig:
-    """No forks. With `calls`, a group ends by what it cost instead of by its number of rollouts."""
+    """Options without forks. With `calls`, a group ends by what it cost instead of by its number of rollouts."""
 
     calls: int | None = option(
         None,

@@ -72,7 +72,7 @@ class RunLock:
             self._file = None
 
     def _take(self, file: int) -> bool:
-        """True if this process has the lock now, False to try again with a new file."""
+        """Take the lock: True if this process has it now, False to try again with a new file."""
         owner = _read(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +95,7 @@ class RunLock:
         return True
 
     def _is_current(self, file: int) -> bool:
-        """False if another process replaced the file between opening and locking it."""
+        """Whether no other process replaced the file between opening and locking it."""
         try:
             return os.fstat(file).st_ino == os.stat(self.path).st_ino
         except FileNotFoundError:

@@ -52,7 +52,7 @@ class RunState:
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """What differs between two processes of one run, in words, by what it would do to the numbers."""
+    """Differences between two processes of one run, in words, by their effect on the numbers."""
 
     safe: list[str] = field(default_factory=list)  # nothing
     risky: list[str] = field(default_factory=list)  # alter them
@@ -90,7 +90,7 @@ def _refused(differences: Changes, *, allow: bool) -> list[str]:
 
 
 def changes(old: RunState, new: RunState) -> Changes:
-    """Sort what differs between two states of the same job by what a resume makes of it."""
+    """Sort the differences between two states of the same job by their effect on a resume."""
     job, differences = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
     for key, before, after in config_differences(old.config, new.config):
         if _means_the_same(key, before, after):

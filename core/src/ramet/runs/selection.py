@@ -37,7 +37,7 @@ class Selection:
 
 
 def read_selection(folder: Path) -> Selection | None:
-    """None if the model was not chosen by a validation, or the file is not one of ours."""
+    """Read how a validation chose the model; None if none did, or the file is not one of ours."""
     try:
         body = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return Selection(

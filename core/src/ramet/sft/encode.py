@@ -63,7 +63,7 @@ class TraceEncoder:
             history += self._as_messages(exchange, parts)
 
     def unread_results(self, conversation: Conversation) -> bool:
-        """True if what counts as the policy's text holds a result wrapper, as of a tool that is not configured."""
+        """Whether the text that counts as the policy's holds a result wrapper, as of a tool that is not configured."""
         parts = (part for exchange in conversation.exchanges for part in self._parts(exchange))
         return any(isinstance(part, Sampled) and self._wraps(part.text) for part in parts)
 

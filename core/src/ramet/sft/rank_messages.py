@@ -100,7 +100,7 @@ class RankFailure:
 
     @classmethod
     def read(cls, store: Store, rank: int) -> RankFailure | None:
-        """None if this rank has reported nothing, as one that was killed."""
+        """Read this rank's failure; None if it has reported none, as one that was killed."""
         key = FAILURE.format(rank)
         return cls(**json.loads(store.get(key))) if store.check([key]) else None
 

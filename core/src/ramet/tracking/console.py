@@ -111,7 +111,7 @@ class ConsoleTracker:
         self._lines.restart()
 
     def close(self) -> None:
-        """Every row was printed in full."""
+        """Do nothing: every row was printed in full."""
 
     def _print_row(self, layout: Layout, step: int, metrics: Mapping[str, float], remaining_s: float | None) -> None:
         self._names |= metrics.keys()

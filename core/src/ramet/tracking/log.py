@@ -36,7 +36,7 @@ class HarmlessRecord(logging.LogRecord):
 
 
 def make_records_harmless() -> None:
-    """All loggers' and those of `warnings`, from this call on."""
+    """Make the records of all loggers and of `warnings` harmless, from this call on."""
     logging.setLogRecordFactory(HarmlessRecord)
     warnings.formatwarning = lambda *arguments, **named: harmless(_format_warning(*arguments, **named))
 

@@ -16,7 +16,7 @@ class TokenRate:
         self._since: tuple[float, int] | None = None  # when they began, and the tokens until then
 
     def __call__(self, progress: RolloutProgress) -> float | None:
-        """None while nothing runs or nothing is counted yet."""
+        """Return the rate; None while nothing runs or nothing is counted yet."""
         now = time.monotonic()
         if not progress.total:
             self._since = None

@@ -104,7 +104,7 @@ class StepLog:
         """Do nothing: what was written is not taken back, the log has all attempts."""
 
     def close(self) -> None:
-        """Every line is written."""
+        """Do nothing: every line is written."""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ SHOWN = 10  # data sources listed in a message
 
 
 def check_sources(config: Config, train: TaskSet, valid: TaskSet | None) -> list[str]:
-    """Every task needs a reward, unless a benchmark judges it, and every source that a reward names needs a task.
+    """Check that every task has a reward or a benchmark that judges it, and every source that a reward names a task.
 
     Where `data.limits` left tasks unread, a source may be among those: that is a warning.
     """

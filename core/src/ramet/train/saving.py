@@ -43,8 +43,8 @@ class Saver:
         self._in_progress: tuple[int, asyncio.Task[None]] | None = None
 
     async def save_if_due(self, step: int, score: CheckpointScore | None) -> None:
-        """Every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned of, and
-        the run continues to the next.
+        """Save every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned
+        of, and the run continues to the next.
 
         Raises `CheckpointNotWritten` if the one before failed too, or none comes after it.
         """

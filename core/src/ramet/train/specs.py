@@ -24,7 +24,7 @@ def policy_spec(config: Config, components: Components, total_steps: int) -> Pol
 
 
 def critic_spec(config: Config, components: Components, total_steps: int) -> CriticSpec | None:
-    """None if no algorithm needs values."""
+    """Return the critic's spec; None if no algorithm needs values."""
     if not _needs_critic(components):
         return None
     return CriticSpec(

@@ -119,7 +119,7 @@ class StepwiseRollouts:
         return PlayedStep(groups=groups, replaced=replaced)
 
     async def failed(self) -> NoReturn:
-        """None fails but in `take`, which raises it."""
+        """Wait for ever: a group fails only in `take`, which raises its error."""
         await asyncio.Future()
         raise AssertionError
 

@@ -129,7 +129,7 @@ async def _train(run: TrainRun) -> None:
 
 
 def prefix_store(config: Config, components: Components) -> PrefixStore | None:
-    """None if the branch policy starts from no stored prefixes."""
+    """Return the store; None if the branch policy starts from no stored prefixes."""
     if Need.PREFIXES not in policy_needs(components.branch_policy):
         return None
     return PrefixStore(MAX_TOKENS, prefix_origin(config))

@@ -140,7 +140,7 @@ class Rollout:
 
     @property
     def valid(self) -> bool:
-        """False: infrastructure failed, or it was left out. Such a rollout leaves the group statistics and the loss."""
+        """Whether it counts. False: infrastructure failed, or it was left out of the group statistics and the loss."""
         return self.fault is None and self.left_out is None
 
     @property

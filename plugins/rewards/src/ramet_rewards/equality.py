@@ -49,7 +49,7 @@ NAME = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z]
 
 
 def plainly_equal(gold: str, answer: str) -> bool | None:
-    """True or False where that is plain to see, None where it takes algebra."""
+    """Whether they are equal, where that is plain to see; None where it takes algebra."""
     if _spaced(gold) == _spaced(answer) or _spaced(_unwrapped(gold)) == _spaced(_unwrapped(answer)):
         return True
     if is_words(gold) or LABEL.fullmatch(_unwrapped(gold)):

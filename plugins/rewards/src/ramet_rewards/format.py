@@ -23,7 +23,7 @@ class Format:
         return rollout.stop is StopReason.ANSWER and self.well_formed(rollout.sampled)
 
     def well_formed(self, text: str) -> bool:
-        """Every tag is closed before the one around it, none is within its own kind, and required ones are there."""
+        """Whether tags close before those around them, none is within its own kind, and required ones are there."""
         stack: list[str] = []
         seen: set[str] = set()
         for slash, name in self._tags.findall(text):

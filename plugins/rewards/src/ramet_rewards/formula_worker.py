@@ -75,7 +75,7 @@ def _compare_all(caller: Caller) -> None:
 
 
 def any_equal(golds: Sequence[list[object]], answer: str) -> bool:
-    """Does the answer equal one of the parsed gold answers? What cannot be parsed or compared equals nothing."""
+    """Whether the answer equals one of the parsed gold answers. What cannot be parsed or compared equals nothing."""
     seed(0)  # sympy compares some terms at random points: the same answer has one score
     try:
         parsed = _parse(answer)

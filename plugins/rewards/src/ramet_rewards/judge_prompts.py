@@ -47,7 +47,7 @@ _VERDICT = re.compile(r"[*_\s]*verdict[*_]*\s*:\s*[*_]*\s*(correct|incorrect)[*_
 
 
 def load_prompt(name: str) -> str:
-    """A prompt of this package by its name, or that of a file. Raises `ConfigError`."""
+    """A prompt of this package by its name, or the text of a file. Raises `ConfigError`."""
     if name in PROMPTS:
         return PROMPTS[name]
     path = Path(name).expanduser()
@@ -70,7 +70,7 @@ def fill(prompt: str, question: str, golds: tuple[str, ...], answer: str) -> str
 
 
 def verdict(reply: str) -> bool | None:
-    """True or False; None if the reply does not hold exactly one verdict, in its last line."""
+    """Read the verdict; None if the reply does not hold exactly one, in its last line."""
     lines = [line for line in reply.splitlines() if line.strip()]
     verdicts = [_VERDICT.fullmatch(line) for line in lines]
     if not lines or verdicts[-1] is None or sum(match is not None for match in verdicts) != 1:

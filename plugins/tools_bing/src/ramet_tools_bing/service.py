@@ -33,7 +33,7 @@ TRIED_AGAIN = (FaultKind.DOWN, FaultKind.BROKEN)
 
 
 class NotStoredError(Exception):
-    """No answer is stored, and only stored ones may be given."""
+    """Error for a query whose answer is not stored, where only stored ones may be given."""
 
 
 class _OutOfTime(InfraError):

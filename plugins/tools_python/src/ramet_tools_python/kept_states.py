@@ -50,7 +50,7 @@ class KeptState:
 
 
 class KeptStates:
-    """Belongs to one event loop."""
+    """Kept states of one event loop."""
 
     def __init__(self, config: PythonConfig) -> None:
         self.config = config

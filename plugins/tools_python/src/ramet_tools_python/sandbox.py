@@ -21,11 +21,11 @@ from ramet_tools_python.zygote import Slot
 
 
 class QueueTimeout(InfraError):
-    """No slot became free in time."""
+    """Error: no slot became free in time."""
 
 
 class Sandbox:
-    """Belongs to one event loop."""
+    """A sandbox that belongs to one event loop."""
 
     def __init__(self, config: PythonConfig) -> None:
         self.config = config

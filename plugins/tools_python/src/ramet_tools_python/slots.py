@@ -16,7 +16,7 @@ ATTEMPTS = 2
 
 
 class Slots:
-    """Belongs to one event loop. A caller that waits for a slot's answer puts it into `busy` for so long."""
+    """Slots of one event loop. A caller that waits for a slot's answer puts it into `busy` for so long."""
 
     def __init__(self, config: PythonConfig) -> None:
         self.config = config

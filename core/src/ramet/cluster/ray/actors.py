@@ -134,7 +134,7 @@ class RolloutActor(Actor):
         return self.rollouts.take_counts()
 
     async def sleep(self) -> bool:
-        """False: the engine cannot."""
+        """Put the engine to sleep; False: it cannot."""
         if not isinstance(self.rollouts.engine, Sleeper):
             return False
         with self._failing():
@@ -173,7 +173,7 @@ class PolicyActor(Actor, PolicyRank):
             return f"tcp://{node_address()}:{listener.getsockname()[1]}"
 
     def take_rank(self, rank: int) -> None:
-        """Known when all have started, and with them where each is."""
+        """Take the rank, which is known when all have started."""
         self.rank = rank
 
     def start(self, address: str | None) -> None:

@@ -128,7 +128,7 @@ class TorchEngine:
 
 @torch.inference_mode()
 def _check_rows_agree(forward: Forward, rows: int) -> None:
-    """Does this machine give a row the same bits wherever it is in a batch? Decodes the same tokens in every row.
+    """Check that a row gets the same bits wherever it is in a batch. Decodes the same tokens in every row.
 
     Matrix libraries compute the last rows of a product by other kernels when their number is not a multiple of the
     block size, and those may round differently. Deterministic engines pad to whole blocks, and check before they

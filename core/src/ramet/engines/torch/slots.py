@@ -111,7 +111,7 @@ class SlotTable:
             self._forget(slot)
 
     def drop(self) -> None:
-        """No slot holds anything any more; each stays its key's. Nothing is busy."""
+        """Empty all slots, of which none may be busy; each stays its key's."""
         self.known[:] = self.valid[:] = self.origin[:] = 0
 
     def discard(self, slot: int) -> None:

@@ -147,7 +147,7 @@ class VllmService:
         await self._call("connecting to the sender of weights", self._llm.init_weight_transfer_engine(request))
 
     async def begin_update(self, *, in_flight: bool) -> None:
-        """Running requests wait from now on until `finish_update`, and lose their caches."""
+        """Make running requests wait from now on until `finish_update`; they lose their caches."""
         async with AsyncExitStack() as entered:
             await entered.enter_async_context(self._barrier.update(in_flight=in_flight or self._asleep))
             self._check_works()

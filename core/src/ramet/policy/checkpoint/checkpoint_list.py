@@ -51,7 +51,7 @@ def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
 
 
 def _entry(folder: Path) -> CheckpointEntry | None:
-    """None for another kind of folder, and for one that a running job deletes meanwhile."""
+    """Return a folder's entry; None for another kind of folder, and for one that a running job deletes meanwhile."""
     named, leftover = NAME.fullmatch(folder.name), LEFTOVER.fullmatch(folder.name)
     match = named or leftover
     if match is None:

@@ -178,13 +178,13 @@ class Checkpoints:
 
 
 def score_of(metrics: Mapping[str, float], metric: str) -> CheckpointScore | None:
-    """None if the metric is missing or not a finite number: such a checkpoint is never the best."""
+    """Return the score; None if the metric is missing or not a finite number: the checkpoint is never the best."""
     value = metrics.get(metric)
     return None if value is None or not math.isfinite(value) else CheckpointScore(metric=metric, value=value)
 
 
 def read_score(folder: Path) -> CheckpointScore | None:
-    """None if there is none, or none that can be read."""
+    """Read the score of a checkpoint; None without one that can be read."""
     try:
         body = json.loads((folder / SCORE).read_text(encoding="ascii"))
         return score_of({str(body["metric"]): float(body["value"])}, str(body["metric"]))

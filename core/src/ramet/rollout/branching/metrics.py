@@ -42,7 +42,7 @@ class BranchMetrics:
         self._changes.extend(_changes(begun))
 
     def summary(self) -> dict[str, float]:
-        """Empty where there were no groups; no entropy changes where engines report none or no tool was called."""
+        """Metrics; empty without groups; no entropy changes where engines report none or no tool was called."""
         metrics: dict[str, float] = {}
         if self._effective_roots:
             metrics["rollout/effective_roots"] = sum(self._effective_roots) / len(self._effective_roots)

@@ -112,7 +112,7 @@ class Tags:
         return StepResult(stop=_reason(generation), answer=_stripped(_last_block(generation.text, self.config.answer)))
 
     def _stops(self, tools: Sequence[ToolSchema], prompt: Sequence[Message]) -> _Stops:
-        """Kept by what they depend on, since they are the same in every turn of a task and in most tasks."""
+        """Return the stops, kept by what decides them: every turn of a task and most tasks have the same."""
         names = tuple([tool.name for tool in tools])
         key = names, tuple([message.content for message in prompt if message.role == "system"])
         stops = self._known_stops.get(key)

@@ -36,7 +36,7 @@ class McpRefusal(Exception):
 
 
 class McpConnection:
-    """Held open by a task of its own, since what the client library opens must be closed by the same task."""
+    """Connection that a task of its own holds open: the client library must close in the task in which it opened."""
 
     def __init__(self, config: McpConfig) -> None:
         self._config = config

@@ -96,7 +96,7 @@ def waited_s(process: int) -> float | None:
 
 
 def has_too_many_threads(process: int) -> bool:
-    """False as well if it is gone, or /proc does not tell."""
+    """Whether it has too many threads. False as well if it is gone, or /proc does not say."""
     try:
         return int(_read(f"{process}/stat").rpartition(b")")[2].split()[17]) > MAX_THREADS
     except (OSError, IndexError, ValueError):
@@ -191,7 +191,7 @@ def has_only(children: set[int]) -> bool:
 
 
 def can_see_itself() -> bool:
-    """Whether /proc is that of this namespace of processes."""
+    """Whether /proc shows this namespace of processes."""
     return os.getpid() in _everybody()
 
 
