@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -113,68 +110,6 @@ def sft_run(sft_arguments: list[str]) -> Callable[..., Path]:
 @pytest.fixture(scope="module")
 def one_rank(sft_run: Callable[..., Path]) -> Path:
     return sft_run("one")
-
-
-# As each rank that torchrun starts: the loss in pieces of five tokens, of which ranks have different numbers, and
-# passes of few tokens. What a rank holds in an optimiser step goes to a file. ZeRO steps groups of weights one by one,
-# and has gradients in float32 only of the group that is stepped.
-RANK = """
-import json, sys
-from pathlib import Path
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-import ramet.sft.loss
-import ramet.sft.trainer
-from ramet.config.compose import compose
-from ramet.sft.job import run
-ramet.sft.loss.CHUNK_ELEMENTS = 5 * 256
-prepare = ramet.sft.trainer._Trainer._prepare_for_training
-
-def nbytes(tensors):
-    return sum(getattr(t, "_local_tensor", t).nbytes for t in tensors if t is not None)
-
-def watched(trainer, *given):
-    found = prepare(trainer, *given)
-    inner = getattr(trainer.model_wrapped, "optimizer", None)  # DeepSpeed's, which has AdamW in it
-
-    def look(adam, *_):
-        moments = [value for one in adam.state.values() for value in one.values() if value.dim()]
-        known = {id(p) for p in trainer.model.parameters()}
-        passes = [getattr(p, "ds_tensor", p) for p in trainer.model.parameters()]
-        gradients = getattr(inner, "grad_partitions_flat_buffer", None)
-        held = {
-            "weights": nbytes([*passes, *(p for p in adam.state if id(p) not in known)]),
-            "gradients": nbytes([p.grad for p in adam.state]) if gradients is None else gradients.nbytes,
-            "optimiser": nbytes(moments),
-        }
-        root = next(Path(text[9:]) for text in sys.argv if text.startswith("run.root="))
-        name = next(text[9:] for text in sys.argv if text.startswith("run.name="))
-        (root / name / f"held_{torch.distributed.get_rank()}.json").write_text(json.dumps(held))
-
-    register_optimizer_step_post_hook(look)
-    return found
-
-ramet.sft.trainer._Trainer._prepare_for_training = watched
-run(compose(sys.argv[1:], job="sft"))
-"""
-
-
-@pytest.fixture(scope="module")
-def under_torchrun(sft_arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Runs the job as torchrun starts it, once as each of two ranks (`RANK`); returns the run's directory."""
-    script = tmp_path_factory.mktemp("script") / "job.py"
-    script.write_text(RANK)
-    root = next(text for text in sft_arguments if text.startswith("run.root=")).partition("=")[2]
-
-    def start(name: str, *more: str) -> Path:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        few = ["sft.max_tokens=64", "sft.max_microbatch_tokens=64"]
-        command = [*launcher, *sft_arguments, *few, f"run.name={name}", *more]
-        subprocess.run(command, env=environment, timeout=300, check=True)
-        return Path(root) / name
-
-    return start
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,16 @@ from safetensors.torch import load_file
 from ramet.config.compose import compose
 from ramet.config.schema import Strategy
 from ramet.errors import ConfigError, ConfigErrors, InfraError
-from ramet.planning.memory_sft import SftInputs, sft_state
 from ramet.runs.stopped import Stopped
 from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
 from ramet.sft.dry_run import plan
+
+SCRIPT = """
+import sys
+from ramet.config.compose import compose
+from ramet.sft.job import run
+run(compose(sys.argv[1:], job="sft"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +41,6 @@ def test_two_ranks_train_as_one(whole: Path, one_rank: Path, losses: Any) -> Non
     assert losses(whole) == pytest.approx(losses(one_rank), abs=1e-4)
     summaries = [json.loads((run / "sft.json").read_text()) for run in (whole, one_rank)]
     assert [summary["steps"] for summary in summaries] == [24, 24]
-
-
-def test_ranks_in_small_passes_and_pieces_train_as_one_and_hold_what_the_plan_says(
-    under_torchrun: Callable[..., Path], one_rank: Path, losses: Any, sft_inputs: Callable[..., SftInputs]
-) -> None:
-    run = under_torchrun("pieces", "sft.strategy=fsdp", "cluster.policy_workers=2")
-    assert losses(run) == pytest.approx(losses(one_rank), abs=1e-5)
-    held = json.loads((run / "held_0.json").read_text())
-    assert held == sft_state(sft_inputs("fsdp"))
 
 
 def test_the_first_rank_writes_the_model_that_one_rank_writes(whole: Path, one_rank: Path) -> None:
@@ -129,6 +128,41 @@ def test_a_killed_rank_and_a_signal_end_all_and_the_same_command_goes_on_exactly
     sft_run("killed", *options)
     assert losses(run) == losses(whole)
     assert (run / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
+
+
+def ranks_of(run: Path) -> list[int]:
+    """Process ids of the ranks that work on this run, without the children that a rank forks for a moment."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"ramet.sft.rank" in command and any(part.startswith(bytes(run)) for part in command):
+            found[int(folder.name)] = parent
+    return [process for process, parent in found.items() if parent not in found]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ranks_end_with_the_process_that_started_them(sft_arguments: list[str]) -> None:
+    root = next(text for text in sft_arguments if text.startswith("run.root=")).partition("=")[2]
+    run = Path(root) / "left"
+    command = [sys.executable, "-c", SCRIPT, *sft_arguments, "run.name=left", "sft.strategy=fsdp"]
+    command.append("cluster.policy_workers=2")
+    job = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    metrics = run / "metrics.jsonl"
+    try:
+        while not (metrics.exists() and metrics.stat().st_size) and job.poll() is None:
+            time.sleep(0.02)
+        assert len(ranks_of(run)) == 2
+    finally:
+        job.kill()
+    assert job.wait() == -signal.SIGKILL
+    until = time.monotonic() + 20
+    while ranks_of(run) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert ranks_of(run) == []
 
 
 def test_everything_that_is_wrong_with_the_ranks_is_reported_together(
