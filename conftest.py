@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent
 LONGEST = (  # each takes about ten seconds or more
     "tests/e2e/test_ray.py",
     "tests/e2e/test_ray_release.py",
-    "core/tests/sft/test_ranks_deepspeed.py",
+    "core/tests/sft/test_torchrun.py",
     "tests/test_wheels.py",
     "core/tests/engines/test_vllm_parallel.py",
     "core/tests/engines/test_vllm_engine.py",
@@ -152,7 +152,18 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--published", action="store_true", help="only tests that need published data in ../shared")
+
+
+def needs_published(item: pytest.Item) -> bool:
+    return any("../shared" in mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--published"):
+        config.hook.pytest_deselected(items=[item for item in items if not needs_published(item)])
+        items[:] = [item for item in items if needs_published(item)]
     ranks = {str(ROOT / file): rank for rank, file in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
     for item in items:

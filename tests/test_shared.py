@@ -58,6 +58,11 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     assert "shared" not in "\n".join(run_tests(tmp_path, rest))
 
 
+def test_only_tests_that_need_it_run_with_the_option_published(tmp_path: Path) -> None:
+    lines = run_tests(tmp_path, TESTS.replace("skipif(True,", "skipif(False,"), "--published")
+    assert "4 passed, 2 deselected" in lines[-1]
+
+
 def test_a_test_that_looks_there_says_what_it_needs() -> None:
     """In the words that the line at the end and `tests/test_wheels.py` know. Golden values are in `tests/golden`."""
     files = [path for folder in ("core/tests", "plugins", "tests") for path in (ROOT / folder).rglob("*.py")]

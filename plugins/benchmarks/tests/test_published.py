@@ -60,9 +60,13 @@ def test_the_published_files_are_read_and_every_gold_answer_of_them_is_right(nam
     assert benchmark.info.n_tasks == FOLDERS[name]
 
 
-def test_the_samples_are_no_tasks_of_the_published_sets() -> None:
-    """They are written for this package: nobody else's questions are shipped."""
+def test_every_benchmark_has_a_sample() -> None:
     assert {path.stem for path in SAMPLES.iterdir()} == set(PUBLISHED)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/data/eval")
+def test_the_samples_are_no_tasks_of_the_published_sets() -> None:
+    """They are written for this package: no other author's questions are shipped."""
     published = "".join(path.read_text(encoding="utf-8") for path in REAL.rglob("*.jsonl"))
     for path in SAMPLES.iterdir():
         for line in path.read_text(encoding="utf-8").splitlines():
