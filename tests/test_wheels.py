@@ -45,9 +45,10 @@ class Proof:
         return row
 
 
-def check_wheels(work: Path, packages: list[Path]) -> Proof:
+def check_wheels(work: Path, packages: list[Path], together: list[Path]) -> Proof:
+    """`together`: packages that share an environment."""
     done = subprocess.run(
-        [ROOT / "scripts/check_wheels.sh", "--work", work, *packages],
+        [ROOT / "scripts/check_wheels.sh", "--work", work, *packages, *(["--together", *together] if together else [])],
         env=os.environ | {"PYTHON": sys.executable},
         capture_output=True,
         text=True,
@@ -81,7 +82,8 @@ def scaffolds(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def proof(folder: Path, scaffolds: dict[str, Path]) -> Proof:
-    return check_wheels(folder / "work", [*PACKAGES, *(scaffolds[kind] for kind in LIGHT)])
+    """What `ramet new` writes is installed together: one template makes what all of them declare."""
+    return check_wheels(folder / "work", PACKAGES, [scaffolds[kind] for kind in LIGHT])
 
 
 def test_every_package_stands_alone(proof: Proof) -> None:
@@ -266,7 +268,7 @@ def test_the_proof_sees_what_a_plugin_forgot(folder: Path) -> None:
     (module / "numbers.py").write_text("import numpy\n")
     with (module / "__init__.py").open("a") as file:
         file.write('    register("absent", "ramet_forgetful.absent:Absent")\n')
-    proof = check_wheels(folder / "forgetful-work", [package])
+    proof = check_wheels(folder / "forgetful-work", [package], [])
     row = proof.row("ramet-forgetful")
     assert proof.code == 1 and "1 of 1 packages are not in order" in proof.said
     assert row.endswith("WRONG")

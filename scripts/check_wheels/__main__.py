@@ -2,8 +2,9 @@
 that hold nothing else, from an empty directory.
 
 Of each: it installs and `pip check` is clean, every public module imports, `ramet plugins` shows it healthy, what it
-offers and its presets compose, and its tests pass. What needs an extra that is not installed must say so by its
-import: it is counted under that extra. Prints one row per package; exit code 1 and the reasons if anything is wrong.
+offers and its presets compose, and its tests pass, except slow ones. What needs an extra that is not installed must say
+so by its import: it is counted under that extra. Prints one row per package; exit code 1 and the reasons if anything is
+wrong.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ AT_A_TIME = 2
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/check_wheels.sh", description=__doc__.partition("\n\n")[0])
     parser.add_argument("packages", nargs="*", help="core, plugins/arpo, …; default: all")
+    parser.add_argument("--together", nargs="+", default=[], help="packages that share one environment, to save time")
     parser.add_argument("--work", type=Path, help="an empty directory for wheels and environments, which then stay")
     found = parser.parse_args()
-    packages = [ROOT / one for one in found.packages] or every_package()
+    packages = [ROOT / name for name in found.packages] or every_package()
+    together = [ROOT / name for name in found.together]
     if found.work is not None and found.work.is_dir() and any(found.work.iterdir()):
         parser.error(f"--work: {found.work} is not empty")
     try:
         with work_folder(found.work) as work:
-            return prove(packages, work)
+            return prove(packages, together, work)
     except CommandFailed as error:
         print(f"the wheels could not be built: {error}", file=sys.stderr)
         return 2
@@ -64,14 +67,17 @@ def needed_by(packages: list[Path]) -> list[Path]:
     return [package for package in every_package()[1:] if project_of(package)["name"] in names]
 
 
-def prove(packages: list[Path], work: Path) -> int:
+def prove(alone: list[Path], together: list[Path], work: Path) -> int:
     started = time.monotonic()
+    packages = [*alone, *together]
     others = [p for p in packages if p != ROOT / "core"]
     wheelhouse = build(work, [ROOT / "core", *others, *(p for p in needed_by(others) if p not in others)])
     print(f"built {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
-    slowest_first = sorted(packages, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
+    slowest_first = sorted(alone, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
+    environments = [[package] for package in slowest_first] + ([together] if together else [])
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        results = list(pool.map(lambda package: check(package, wheelhouse, work), slowest_first))
+        checked = pool.map(lambda packages: check(packages, wheelhouse, work), environments)
+        results = [result for results in checked for result in results]
     print(table(sorted(results, key=lambda r: packages.index(r.package))))
     for result in results:
         for problem in result.problems:

@@ -1,4 +1,4 @@
-"""One package in an environment of its own: installed, looked at from inside, and tested."""
+"""One package in an environment of its own, or several in one: installed, looked at from inside, and tested."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any
 from wheelhouse import CommandFailed, Wheelhouse, clean_environment, install, make_environment, pip, run
 
 INSIDE = Path(__file__).resolve().parent / "inside"
+# Tests of layers whose code imports no extra, also not inside functions (`tests/test_layers.py`): they give the same
+# result in every environment, and `make test` runs them.
+SAME_EVERYWHERE = ("config", "contract", "helpers")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,26 +51,29 @@ def _of_which(counts: dict[str, int], verb: str) -> str:
     return "".join(f" ({n} {verb} {what})" for what, n in sorted(counts.items()))
 
 
-def check(package: Path, wheelhouse: Wheelhouse, work: Path) -> Result:
-    """Never raises for what is wrong with the package: it is in `problems`."""
-    result = Result(package=package, name=project_of(package)["name"])
+def check(packages: list[Path], wheelhouse: Wheelhouse, work: Path) -> list[Result]:
+    """Check packages in one environment. Never raises for what is wrong with one: it is in `problems`."""
+    results = [Result(package=package, name=project_of(package)["name"]) for package in packages]
     try:
-        _check(result, wheelhouse, work)
+        _check(results, wheelhouse, work)
     except CommandFailed as error:
-        result.problems.append(str(error))
-    return result
+        results[0].problems.append(str(error))
+    return results
 
 
-def _check(result: Result, wheelhouse: Wheelhouse, work: Path) -> None:
-    python = make_environment(work / "environments" / result.name)
-    wheel = str(wheelhouse.wheels[result.name])
+def _check(results: list[Result], wheelhouse: Wheelhouse, work: Path) -> None:
+    python = make_environment(work / "environments" / results[0].name)
+    wheels = [str(wheelhouse.wheels[result.name]) for result in results]
     started = time.monotonic()
-    install(python, wheelhouse, wheel)  # bare: what only its tests need must not help it
-    result.install_s = time.monotonic() - started
+    install(python, wheelhouse, *wheels)  # bare: what only their tests need must not help them
+    install_s = time.monotonic() - started
     run(pip(python, "check"))
-    _look(result, python, _empty(work / "empty" / result.name))
-    install(python, wheelhouse, f"{wheel}[test]")
-    _test(result, python, _empty(work / "empty" / f"{result.name}-tests"), work / f"{result.name}-tests.json")
+    for result in results:
+        result.install_s = install_s
+        _look(result, [other.name for other in results], python, _empty(work / "empty" / result.name))
+    install(python, wheelhouse, *(f"{wheel}[test]" for wheel in wheels))
+    for result in results:
+        _test(result, python, _empty(work / "empty" / f"{result.name}-tests"), work / f"{result.name}-tests.json")
 
 
 def _empty(folder: Path) -> Path:
@@ -75,14 +81,14 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-def _look(result: Result, python: Path, empty: Path) -> None:
+def _look(result: Result, together: list[str], python: Path, empty: Path) -> None:
     listed = json.loads(run([str(python.with_name("ramet")), "plugins", "--json"], cwd=empty, env=clean_environment()))
     own = [info for info in listed if info["distribution"] == result.name]
     offers = project_of(result.package).get("entry-points", {})
     if "ramet" in offers and not own:
         result.problems.append("`ramet plugins` does not list it")
     result.problems += [f"plugin {info['name']!r} is BROKEN: {info['broken']}" for info in own if info["broken"]]
-    probe = [str(python), "-I", str(INSIDE / "probe_wheel.py"), result.name]
+    probe = [str(python), "-I", str(INSIDE / "probe_wheel.py"), result.name, *together]
     found = json.loads(run(probe, cwd=empty, env=clean_environment()).splitlines()[-1])
     result.modules, result.needs_extra = found["modules"], found["needs_extra"]
     result.composed = found["composed"]
@@ -90,7 +96,8 @@ def _look(result: Result, python: Path, empty: Path) -> None:
 
 
 def _test(result: Result, python: Path, empty: Path, summary: Path) -> None:
-    command = [str(python), "-m", "pytest", str(result.package / "tests"), "--import-mode=importlib"]
+    command = [str(python), "-m", "pytest", str(result.package / "tests"), "--import-mode=importlib", "-m", "not slow"]
+    command += [f"--ignore={result.package / 'tests' / folder}" for folder in SAME_EVERYWHERE]
     command += ["-p", "absent_extras", "-p", "no:cacheprovider", "--absent-extras-of", result.name]
     command += ["--absent-extras-summary", str(summary)]
     try:

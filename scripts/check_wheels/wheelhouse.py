@@ -59,10 +59,10 @@ def pip(python: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", str(python), *arguments]
 
 
-def install(python: Path, wheelhouse: Wheelhouse, what: str) -> None:
+def install(python: Path, wheelhouse: Wheelhouse, *what: str) -> None:
     """Install from the wheelhouse and nowhere else. Raises `CommandFailed`."""
     run(
-        pip(python, "install", "--no-compile", "--no-index", "--find-links", str(wheelhouse.folder), what),
+        pip(python, "install", "--no-compile", "--no-index", "--find-links", str(wheelhouse.folder), *what),
         env=clean_environment(),
     )
 

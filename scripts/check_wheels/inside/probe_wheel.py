@@ -23,9 +23,10 @@ MANY = {"tools", "rewards", "benchmarks"}
 NEEDED = {"tools=[mcp]": ["tools.mcp.params.command=[server]"]}  # what has no default and is checked with the others
 
 
-def main(distribution: str) -> None:
+def main(distribution: str, together: list[str]) -> None:
+    """`together`: what was installed with it on purpose."""
     extras = modules_of_extras(distribution)
-    problems = unexpected(distribution, extras)
+    problems = unexpected(distribution, extras, together)
     modules = public_modules(distribution)
     needs_extra: Counter[str] = Counter()
     for module in modules:
@@ -45,11 +46,11 @@ def main(distribution: str) -> None:
     print(json.dumps({"modules": len(modules), "needs_extra": needs_extra, "composed": composed, "problems": problems}))
 
 
-def unexpected(distribution: str, extras: dict[str, str]) -> list[str]:
+def unexpected(distribution: str, extras: dict[str, str], together: list[str]) -> list[str]:
     """Other distributions of this repository that it does not declare, and anything that only an extra should bring."""
     installed = {found.name.lower().replace("-", "_") for found in distributions()}
     declared = [re.split(r"[^\w.-]", need)[0] for need in requires(distribution) or [] if "extra ==" not in need]
-    allowed = {one.lower().replace("-", "_") for one in (CORE, distribution, *declared)}
+    allowed = {one.lower().replace("-", "_") for one in (CORE, distribution, *declared, *together)}
     others = {one for one in installed if one == CORE or one.startswith(f"{CORE}_")} - allowed
     heavy = installed & set(extras) if distribution == CORE else set()
     return [f"{one} is installed with it" for one in sorted(others | heavy)]
@@ -101,4 +102,4 @@ def composes(choice: str) -> str | None:
     return None if fine else f"`ramet {job} --cfg job {choice}` ends with {code}: {err.getvalue().strip()}"
 
 
-main(sys.argv[1])
+main(sys.argv[1], sys.argv[2:])
