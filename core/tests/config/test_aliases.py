@@ -145,7 +145,7 @@ def test_options_of_a_component_are_its_own(problems: Problems) -> None:
 
 
 def test_why_suggests_too() -> None:
-    with pytest.raises(ConfigError, match=r"^num_generations: no such key\. Did you mean 'rollout\.group_size'\?"):
+    with pytest.raises(ConfigError, match=r"^num_generations: .*'rollout\.group_size'"):
         layers([MODEL], job="train").origins("num_generations")
 
 

@@ -121,5 +121,5 @@ def test_a_plugins_option_has_range_and_resume_without_code_of_its_own(monkeypat
     monkeypatch.setitem(load_plugins().registries.tools._entries, "mine", entry)
     assert is_safe("train", "tools.mine.params.workers", 2, 4)
     assert not is_safe("train", "tools.mine.params.share", 0.5, 1)
-    with pytest.raises(ConfigError, match=r"share must be at least 0 and at most 1, got 2; workers must be at least 1"):
+    with pytest.raises(ConfigError, match=r"share must be .*, got 2; workers must be"):
         entry.build(Options(share=2, workers=0))

@@ -97,5 +97,5 @@ def test_options_that_it_does_not_take_are_named(
 
 
 def test_a_reward_that_is_not_installed_is_named_with_those_that_are(plugins: Plugins) -> None:
-    with pytest.raises(ConfigError, match=r"^rewards: no reward named 'end'\. Did you mean 'ends'\? Installed: .*ends"):
+    with pytest.raises(ConfigError, match=r"^rewards: no reward named 'end'\. .*'ends'"):
         reward_named("end")

@@ -233,7 +233,7 @@ def test_a_forgotten_reset_of_the_prefix_cache_is_caught(engines: Engines, monke
     with monkeypatch.context() as patch:
         patch.setattr(AsyncLLM, "pause_generation", forgetful)
         for check in (check_weight_update, check_forks_after_update_in_flight):
-            with pytest.raises(AssertionError, match="a cache of the old weights was used"):
+            with pytest.raises(AssertionError, match=r"cache of the old weights"):
                 check(subject)
         with pytest.raises(AssertionError, match=r"log-probabilities of request 'r\d' differ by"):
             check_update_in_flight(subject)

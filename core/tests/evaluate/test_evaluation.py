@@ -249,10 +249,7 @@ def test_a_longer_deadline_does_not_forbid_to_go_on_and_a_shorter_one_does(
     ) in reported
     with pytest.raises(ConfigErrors) as caught:
         run(compose(overrides(model, tmp_path, "rollout.deadline_s=1e-7"), job="eval"))
-    assert str(caught.value) == (
-        "rollout.deadline_s was 1e-06, is 1e-07; resuming would mix two runs: undo it, choose another run.name, or set "
-        "run.allow_config_change=true"
-    )
+    assert str(caught.value).startswith("rollout.deadline_s was 1e-06, is 1e-07; ")
     more = ["rollout.deadline_s=60", "rollout.max_concurrent=16"]
     run(compose(overrides(model, tmp_path, *more), job="eval"))
     body = results_of(tmp_path)

@@ -171,11 +171,8 @@ def test_where_a_named_model_is_asked_and_how_patiently_is_no_other_judge(
         with pytest.raises(ConfigError) as caught:
             run(result, compose(keys("kind"), job="judge"))
         more = ", rewards.kind.params.server.urls" if other["model"] is None else ""
-        assert str(caught.value) == (
-            f"{result.with_name('results.judge-kind.json')}: holds what another judge said, or of other rollouts (it "
-            f"differs in: rewards.kind.params.server.model{more}); give this judge a name of its own, as in "
-            "rewards.kind_2.use=kind, or remove the file"
-        )
+        assert str(caught.value).startswith(f"{result.with_name('results.judge-kind.json')}: ")
+        assert f": rewards.kind.params.server.model{more});" in str(caught.value)
 
 
 def test_tasks_that_a_judge_can_never_judge_are_told_together_before_the_first_is_judged(
@@ -206,16 +203,10 @@ def test_a_pass_goes_on_with_other_limits_of_its_server_and_not_with_another_pro
 
         before = judge()
         assert judge("server.timeout_s=500", "server.retries=9", f"server.urls=[{server.url}/]") == before
-        with pytest.raises(
-            ConfigError,
-            match=r"\(it differs in: rewards.llm_judge.params.max_tokens\); give this judge a name of its own",
-        ):
+        with pytest.raises(ConfigError, match=r": rewards\.llm_judge\.params\.max_tokens\);"):
             judge("max_tokens=9")
         prompt.write_text("Question {question} G {gold} A {answer}")
-        with pytest.raises(
-            ConfigError,
-            match=r"\(it differs in: the file of rewards.llm_judge.params.prompt\); give this judge a name of its own",
-        ):
+        with pytest.raises(ConfigError, match=r": the file of rewards\.llm_judge\.params\.prompt\);"):
             judge()
 
 

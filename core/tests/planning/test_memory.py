@@ -192,10 +192,8 @@ def test_engines_alone_are_planned_as_evaluation_has_them(make_inputs: MakeInput
     assert device.phases.keys() == {ROLLOUTS} and WEIGHTS not in device.phases[ROLLOUTS] and plan.host_parts[ASIDE] == 0
     assert not [line for line in table(plan) if "policy" in line]
     one = replace(inputs, machine=Machine(cuda=True, devices=1, device_bytes=80 * GIB))
-    assert check_placement(one.config, one.machine, trains=False) == [
-        "cluster: 2 rollout workers need 2 devices, and there are 1; lower cluster.rollout_workers=2, or take a "
-        "machine with more"
-    ]
+    [problem] = check_placement(one.config, one.machine, trains=False)
+    assert problem.startswith("cluster: 2 rollout workers need 2 devices") and "cluster.rollout_workers=2" in problem
 
 
 def test_one_engine_over_several_devices_beside_the_policy(make_inputs: MakeInputs) -> None:

@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_the_old_ones_and_raises_a_typed_error(tmp_path: Path
         (folder / "weights.bin").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"step_000004: not written: .*No space left.*older checkpoints"):
+    with pytest.raises(CheckpointError, match=r"step_000004: not written: .*older checkpoints"):
         checkpoints.save(4, fill_the_disk)
     assert folders(tmp_path) == ["step_000001", "step_000002", "step_000003"]
     assert not verify(tmp_path / "step_000003")

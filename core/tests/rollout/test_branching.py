@@ -277,9 +277,7 @@ def test_a_policy_that_raises_stops_the_run_and_is_named(play: Play) -> None:
 
 
 def test_more_roots_than_rollouts_are_refused(play: Play) -> None:
-    with pytest.raises(
-        ConfigError, match=r"branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 4"
-    ):
+    with pytest.raises(ConfigError, match=r"branch_policy\.params\.initial_rollouts: 9 .*, 4$"):
         play(two_calls, policy=RandomBranching(RandomBranchConfig(initial_rollouts=9)), group_size=4)
 
 

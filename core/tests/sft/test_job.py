@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_costs_no_number(
             patch.setattr(*patched)
             assert main(mine) == 2
         said = capsys.readouterr().err.splitlines()
-        assert said[-1] == f"error: {path}: No space left on device; free some space there"
+        assert said[-1].startswith(f"error: {path}: No space left")
         assert "Traceback" not in "".join(said) and not (run_dir / "model").exists()
         small_disk.ballast.unlink()
     assert main(mine) == 0
@@ -261,7 +261,7 @@ def test_a_resume_with_other_data_or_options_is_refused(arguments: list[str], tr
         sft(arguments, "run.name=a", "sft.trainer.max_steps=2", "sft.lr=0.1")
     other = tmp_path / "other.jsonl"
     other.write_text(traces.read_text() * 2)
-    with pytest.raises(ConfigErrors, match="the training data changed"):
+    with pytest.raises(ConfigErrors, match=r"training data"):
         sft(arguments, "run.name=a", "sft.trainer.max_steps=2", f"sft.data=[{other}]")
 
 

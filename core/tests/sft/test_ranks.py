@@ -112,7 +112,7 @@ def test_a_killed_rank_and_a_signal_end_all_and_the_same_command_goes_on_exactly
     options = ("sft.strategy=fsdp", "cluster.policy_workers=2")
     with (
         when(run / "checkpoints/checkpoint-8/trainer_state.json", lambda: started.processes[1].kill()),
-        pytest.raises(InfraError, match="of 2 ranks rank 1 was killed by SIGKILL"),
+        pytest.raises(InfraError, match=r"rank 1 .*SIGKILL"),
     ):
         sft_run("killed", *options)
     assert all(process.poll() is not None for process in started.processes)

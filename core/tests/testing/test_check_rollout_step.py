@@ -240,5 +240,5 @@ def test_a_step_that_blocks_the_event_loop_is_caught() -> None:
             time.sleep(0.6)
             return await super().__call__(state, ctx)
 
-    with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
+    with pytest.raises(AssertionError, match=r"^blocks the event loop .* in __call__ \(core/tests/testing/"):
         check_rollout_step(Blocks(TagsConfig()))

@@ -371,7 +371,7 @@ def test_a_tool_that_blocks_the_event_loop_is_caught() -> None:
             time.sleep(0.8)
             return ToolResult(text="1")
 
-    with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
+    with pytest.raises(AssertionError, match=r"^blocks the event loop .* in __call__ \(core/tests/testing/"):
         check_tool(Blocks())
 
 

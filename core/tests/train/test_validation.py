@@ -283,10 +283,8 @@ def test_what_the_best_is_chosen_by_does_not_change_on_the_way(
     options = ["data.valid=[benchmark:by_step/test]", *KEEP_BEST]
     train("train.steps=1", *options)
     assert "chooses the checkpoint on benchmark:by_step/test" in caplog.text  # a warning before the start
-    assert problems("train.steps=2", *options, "train.eval_sampling.temperature=0.5") == [
-        "train.eval_sampling.temperature was (absent), is 0.5; resuming would mix two runs: undo it, choose another "
-        "run.name, or set run.allow_config_change=true"
-    ]
+    [problem] = problems("train.steps=2", *options, "train.eval_sampling.temperature=0.5")
+    assert problem.startswith("train.eval_sampling.temperature was (absent), is 0.5; ")
 
 
 def test_the_metric_must_be_one_of_the_validation(problems: Callable[..., list[str]]) -> None:
@@ -334,5 +332,5 @@ def test_a_run_trains_on_a_benchmarks_tasks_and_knows_them_again(
     assert manifest["data"]["train"]["files"] == ["benchmark:arithmetic/train"]
     assert manifest["data"]["train"]["tasks"] == 5
     [problem] = problems(*data, "benchmarks.arithmetic.params.seed=4", "train.steps=2")
-    assert problem.startswith("the training data changed: the run began with 5 tasks of benchmark:arithmetic/train ")
+    assert "training data" in problem and "5 tasks of benchmark:arithmetic/train " in problem
     assert train(*data, "benchmarks.arithmetic.params.seed=3", "train.steps=2").keys() == {1, 2}

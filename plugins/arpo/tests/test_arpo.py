@@ -167,7 +167,7 @@ def test_it_starts_half_of_the_budget_or_what_it_is_told() -> None:
     assert started(16) == [StartRoots(n=8)]
     assert started(1) == [StartRoots(n=1)]
     assert started(16, 12) == [StartRoots(n=12)]
-    with pytest.raises(ConfigError, match=r"initial_rollouts: 20 is more than rollout.group_size, 16"):
+    with pytest.raises(ConfigError, match=r"initial_rollouts: 20 .*, 16$"):
         started(16, 20)
 
 
