@@ -19,7 +19,7 @@ left_threads: list[threading.Thread] = []  # whose calls had not returned by the
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """What `asyncio.run` does. Where a loop runs in this thread, `work` gets a thread and a loop of its own instead.
+    """Run as `asyncio.run` does. Where a loop runs in this thread, `work` gets a thread and a loop of its own instead.
 
     Signals still reach this thread, which waits: one whose handler raises here (`StopListener`) cancels `work`, and is
     raised once `work` has ended.

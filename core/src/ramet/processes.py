@@ -175,7 +175,7 @@ class ProcessReaper:
 
     @contextlib.contextmanager
     def tagging(self) -> Iterator[None]:
-        """What is started inside belongs to this reaper. Changes this process's environment meanwhile."""
+        """Tag what is started inside as this reaper's. Changes this process's environment meanwhile."""
         os.environ.update(self.tag())
         try:
             yield

@@ -83,7 +83,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _without_trusted(arguments: list[str]) -> tuple[list[str], list[Path]]:
-    """What else was given, and the files of `--trust-recipe FILE`, which every command takes."""
+    """Return the other arguments, and the files of `--trust-recipe FILE`, which every command takes."""
     rest, files, words = list[str](), list[Path](), iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")

@@ -81,7 +81,7 @@ def complain(text: str) -> None:
 
 
 def settle_streams() -> None:
-    """What could not be written is dropped, or the interpreter complains at its exit and changes the exit code."""
+    """Drop what could not be written, or the interpreter complains at its exit and changes the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

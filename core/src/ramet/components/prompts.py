@@ -61,7 +61,7 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
 
 
 def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
-    """What the chat template does not do that the step leaves to it."""
+    """Return what the step leaves to the chat template, and it does not do."""
     from ramet.models.check import reads_tools
     from ramet.models.loading import build_encoder, load_tokenizer
 

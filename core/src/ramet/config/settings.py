@@ -152,7 +152,7 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
 
 
 def _elsewhere(config: DictConfig, key: str, job: str) -> str:
-    """What others call so, or the same last word in another section: `lr` is `policy.lr`."""
+    """Suggest what others call so, or the same last word in another section: `lr` is `policy.lr`."""
     ours = dict.fromkeys(leaf for leaf in (*leaf_keys(config), *ENTRIES) if unused_key(leaf, job) is None)
     suggestions = meant(
         key, lambda candidate: candidate in ours or (candidate in GROUPS and unused_key(candidate, job) is None)

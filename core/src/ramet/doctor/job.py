@@ -71,7 +71,7 @@ def _is_concerned(distribution: str, config: Config) -> bool:
 
 @contextmanager
 def _without_news() -> Iterator[None]:
-    """What a component logs of its start is among the findings."""
+    """Drop what a component logs of its start: it is among the findings."""
     logger = logging.getLogger("ramet")
     level = logger.level
     if level == logging.INFO:

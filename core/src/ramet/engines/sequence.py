@@ -99,7 +99,7 @@ class RunningSequence:
         return None
 
     def cut(self, version: int) -> None:
-        """What follows is sampled by other weights; what was sampled since the last cut is of this version."""
+        """Cut the sequence: tokens since the last cut are of this version, those that follow of other weights."""
         self.versions = self.policy_versions(version)
         self.context = np.concatenate((self.prompt, np.array(self.sampled, dtype=np.int32)))
 

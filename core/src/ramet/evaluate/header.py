@@ -95,5 +95,5 @@ def differing(earlier: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
 
 
 def plain(value: Any) -> Any:
-    """What JSON gives back: dataclasses as objects, tuples as lists, enumerations as strings."""
+    """Return what JSON gives back: dataclasses as objects, tuples as lists, enumerations as strings."""
     return json.loads(json.dumps(value, allow_nan=False, default=as_object))

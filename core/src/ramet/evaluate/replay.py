@@ -83,7 +83,7 @@ def replay(file: Path, overrides: Sequence[str] = ()) -> Replayed:
 
 
 def _gone(body: Mapping[str, Any]) -> list[str]:
-    """What the evaluation was made with and is not here, and what to do about each.
+    """List the packages of the evaluation that are not here, with a remedy for each.
 
     What is blocked or could not be loaded is here: the error itself says so.
     """

@@ -90,7 +90,7 @@ def _sampling(info: BenchmarkInfo, settings: BenchmarkConfig, evaluate: Evaluate
 def rule_problems(
     name: str, info: BenchmarkInfo, settings: BenchmarkConfig, configured: Sequence[str]
 ) -> Iterator[str]:
-    """What is wrong with what `benchmarks.NAME` says of tools, limits and prompt."""
+    """Yield the problems of `benchmarks.NAME` with tools, limits and prompt."""
     where, installed = f"benchmarks.{name}", ", ".join(configured) or "none"
     for tool in settings.tools or ():
         if tool not in configured:

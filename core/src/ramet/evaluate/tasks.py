@@ -226,7 +226,7 @@ def _rollout_result(rollout: Rollout, judged: Judgement) -> RolloutResult:
 
 
 def without_secrets(exchange: ChatExchange) -> ChatExchange:
-    """What a client raises may quote its URL, with the key in it."""
+    """Hide secrets: what a client raises may quote its URL, with the key in it."""
     return exchange if exchange.error is None else replace(exchange, error=hide(exchange.error))
 
 

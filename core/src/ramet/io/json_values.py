@@ -47,7 +47,7 @@ def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
 
 
 def json_fault(value: Any) -> str | None:
-    """What of a value that Python read from JSON is none, so that others cannot read it; None for nothing.
+    """Name the part of a value that Python read from JSON and others would refuse; None without such a part.
 
     A policy may write it at will: whatever fails on it later would be its way not to be judged.
     """

@@ -76,7 +76,7 @@ class TerminalLine:
                 self._send(ERASE)
 
     def write(self, stream: TextIO, text: str) -> int:
-        """What others print."""
+        """Write what others print."""
         with self._lock:
             self.erase()
             written = stream.write(text)

@@ -122,7 +122,7 @@ class ChatTemplate:
         return said
 
     def _said(self, message: Mapping[str, Any], followers: Sequence[str]) -> str | None:
-        """What of an assistant's message is between the generation prompt and what ends it, before messages of these
+        """The part of an assistant's message between the generation prompt and its end, before messages of these
         roles; None if the template shows it otherwise, or not all of it.
         """
         mark, user = "ramet-said", {"role": "user", "content": "x"}

@@ -209,7 +209,7 @@ def _again(inputs: Inputs, config: Config) -> MemoryPlan:
 
 
 def _idle(plan: MemoryPlan) -> str:
-    """What the plan leaves unused, and what would use it; empty if nothing is."""
+    """Name what the plan leaves unused, and a setting that would use it; empty if nothing is."""
     inputs = plan.inputs
     if not isinstance(inputs, SftInputs):
         return idle_devices(inputs.config, inputs.machine, trains=inputs.trains)

@@ -194,7 +194,7 @@ def all_devices(config: Config, machine: Machine) -> ClusterConfig | None:
 
 
 def idle_devices(config: Config, machine: Machine, *, trains: bool = True) -> str:
-    """What the plan leaves unused, and what would use it; empty if nothing is."""
+    """Name the devices that the plan leaves unused, and a setting that would use them; empty if there are none."""
     used = plan_devices(config, machine, trains=trains).n_devices
     if not machine.cuda or machine.devices is None or used >= machine.devices:
         return ""

@@ -244,7 +244,7 @@ def _collect(module: Any, source: Source, registries: Registries) -> list[tuple[
 
 
 def _stage(staged: list[tuple[Any, Entry[Any]]], registry: Registry[Any], source: Source) -> Register[Any]:
-    """What one hook of one plugin receives: refuses a malformed entry at once, in the plugin's own call."""
+    """Make what one hook of one plugin receives: it refuses a malformed entry at once, in the plugin's own call."""
 
     def register(name: str, factory: Any, *, config: type[Any] | None = None) -> None:
         entry: Entry[Any] = Entry(

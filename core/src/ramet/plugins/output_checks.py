@@ -36,7 +36,7 @@ LOGGED_OF_TRAINING = frozenset({"loss", "grad_norm", "lr", "entropy", "kl_refere
 
 
 def stop_problem(stop: object) -> str | None:
-    """What a rollout step gave `ctx.generate` to stop at: a text alone would be taken as its characters."""
+    """Check the stops that a rollout step gave `ctx.generate`: a text alone would be taken as its characters."""
     if isinstance(stop, str):
         return f"calls generate with stop={stop!r}: give a list of texts, stop=[{stop!r}]"
     return None
@@ -111,7 +111,7 @@ def loss_problem(output: object, batch: LossInputs) -> str | None:
 
 
 def step_problem(result: object) -> str | None:
-    """What a rollout step gave for one turn."""
+    """Check what a rollout step gave for one turn."""
     if not isinstance(result, StepResult):
         return f"returned {type(result).__name__}: return a StepResult"
     if not _are_inserts(result.insert):
@@ -159,14 +159,14 @@ def _holds(number: float) -> bool:
 
 
 def begin_problem(inserts: object) -> str | None:
-    """What the `begin` of an environment gave."""
+    """Check what the `begin` of an environment gave."""
     if not _are_inserts(inserts):
         return f"begin returned {inserts!r:.200}: return a list of Markup and Untrusted, [] for nothing"
     return None
 
 
 def state_key_problem(key: object) -> str | None:
-    """What the `state_key` of an environment gave."""
+    """Check what the `state_key` of an environment gave."""
     return None if isinstance(key, str) else f"state_key returned {key!r:.200}: return a string, equal for equal states"
 
 
@@ -175,7 +175,7 @@ def _are_inserts(value: object) -> bool:
 
 
 def tool_problem(result: object) -> str | None:
-    """What a tool gave for one call."""
+    """Check what a tool gave for one call."""
     if not isinstance(result, ToolResult):
         return f"returned {result!r:.200}: return a ToolResult with a text"
     if not isinstance(result.text, str):
@@ -184,7 +184,7 @@ def tool_problem(result: object) -> str | None:
 
 
 def scores_problem(scores: object, n: int) -> str | None:
-    """What a reward gave for a group of `n` rollouts, before its numbers are looked at."""
+    """Check what a reward gave for a group of `n` rollouts, before its numbers are looked at."""
     if not isinstance(scores, Sequence) or isinstance(scores, str):
         return f"returned {type(scores).__name__}: return a list with one score per rollout"
     if len(scores) != n:
@@ -233,7 +233,7 @@ def as_number(value: object) -> float | None:
 
 
 def tasks_problem(tasks: Sequence[object]) -> str | None:
-    """What the `load` of a benchmark gave."""
+    """Check what the `load` of a benchmark gave."""
     odd = next((task for task in tasks if not isinstance(task, Task)), None)
     return (
         None if odd is None else f"load gave {odd!r:.80}, a {type(odd).__name__}: give Task(id=…, prompt=…, answer=…)"
@@ -241,7 +241,7 @@ def tasks_problem(tasks: Sequence[object]) -> str | None:
 
 
 def metrics_problem(scores: object, metrics: Sequence[str], *, judged: bool) -> str | None:
-    """What a benchmark gave for one rollout."""
+    """Check what a benchmark gave for one rollout."""
     if not isinstance(scores, Mapping):
         return f"score returned {type(scores).__name__}: return a mapping of metrics"
     if set(scores) != set(metrics):

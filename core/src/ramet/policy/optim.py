@@ -68,7 +68,7 @@ class OffloadedState:
         self._buffers = HostBuffers(pin=pin)
 
     def to_device(self) -> None:
-        """What is there already stays. Kernels that are started later see the values."""
+        """Move the state to the device; tensors that are there stay. Kernels that are started later see the values."""
         for state, name, value in self._moments():
             state[name] = value.to(self._device, non_blocking=True)
 

@@ -190,7 +190,7 @@ class GroupScheduler:
         await self._end(live)
 
     def _fault(self, error: BaseException, live: LiveRollout, limit: asyncio.Timeout) -> Fault:
-        """What masks the rollout. An error that says so carries it; any other is of the rollout step."""
+        """Return the fault that masks the rollout: the error's own, or one of the rollout step."""
         config, step = self.context.config, self.context.step
         if isinstance(error, TimeoutError) and limit.expired():
             of_step = live.ends_at == self._step_ends_at
@@ -242,7 +242,7 @@ class GroupScheduler:
         return state
 
     async def _finish(self, live: LiveRollout) -> None:
-        """What an environment gives for the end belongs to the last turn."""
+        """Add what an environment gives for the end to the last turn."""
         end_if_pruned(live)
         if self.states is None or not hasattr(self._hooks, "finish"):
             return

@@ -31,5 +31,5 @@ class RolloutObserver(Protocol):
         ...
 
     def inserted(self, rollout: str, segment: Segment) -> None:
-        """What the rollout step made of the results, or an environment of its first state, is part of the rollout."""
+        """Note what the rollout step made of the results, or an environment of its first state, and inserted."""
         ...

@@ -191,7 +191,7 @@ def _rollout_data(
 
 
 def _fault_data(fault: Fault) -> dict[str, Any]:
-    """What a client raises may quote its URL, with the key in it."""
+    """Hide secrets: what a client raises may quote its URL, with the key in it."""
     return {**asdict(fault), "message": hide(fault.message)}
 
 

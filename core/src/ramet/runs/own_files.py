@@ -93,7 +93,7 @@ def _foreign(path: Path) -> Iterator[str]:
 
 
 def _is_first(entry: os.DirEntry[str]) -> bool:
-    """What the jobs write before the manifest."""
+    """Whether the jobs write the entry before the manifest."""
     if entry.is_dir(follow_symlinks=False):
         return entry.name == SERVICES
     is_named = entry.name in FIRST_FILES or TORN.fullmatch(entry.name) is not None
@@ -110,7 +110,7 @@ def _is_lock(path: Path) -> bool:
 
 @contextlib.contextmanager
 def file_rights(*, private: bool) -> Iterator[None]:
-    """What is made in the block is for its owner alone if `private`, also by the processes that are started in it."""
+    """Make files of the block for their owner alone if `private`, also those of processes that it starts."""
     before = os.umask(0o077) if private else None
     try:
         yield

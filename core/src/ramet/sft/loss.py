@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def inputs_of(batch: MicroBatch) -> dict[str, Tensor]:
-    """What the forward pass that `give_loss` makes takes of a micro-batch."""
+    """Inputs of the forward pass that `give_loss` makes, from a micro-batch."""
     return {
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,

@@ -97,7 +97,7 @@ def _check_devices(config: Config, launched: World | None) -> list[str]:
 
 
 def prepare_process(config: Config) -> None:
-    """What DeepSpeed must find before it is imported or begins."""
+    """Set what DeepSpeed must find before it is imported or begins."""
     if resolve_device(config.model).type != "cpu":
         return
     os.environ["DS_ACCELERATOR"] = "cpu"  # accelerate imports DeepSpeed wherever it is installed
@@ -138,7 +138,7 @@ def fsdp_config(strategy: Strategy) -> dict[str, Any] | None:
 
 
 def finish_fsdp(arguments: TrainingArguments) -> None:
-    """What FSDP2 needs between Trainer's arguments, which set up the devices, and Trainer itself."""
+    """Set what FSDP2 needs after Trainer's arguments, which set up the devices, and before Trainer itself."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
     from torch.distributed.fsdp import MixedPrecisionPolicy

@@ -276,7 +276,7 @@ def echo_tool(
 
 @contextmanager
 def local_services(*, seed: int = 1) -> Iterator[Services]:
-    """What `start` is given: limiters of this process, and a folder that is gone afterwards."""
+    """Services for `start`: limiters of this process, and a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="ramet-services-") as folder:
         yield RunServices(folder=Path(folder), seed=seed).of("tried")
 

@@ -244,7 +244,7 @@ async def _check_isolation(subject: StepUnderTest, scripts: Sequence[Sequence[st
 
 
 async def _check_results_of_traces(subject: StepUnderTest, call: str) -> None:
-    """What SFT inserts for a tool's result is what a rollout inserts."""
+    """Check that SFT inserts for a tool's result what a rollout inserts."""
     step: Any = subject.step
     if isinstance(step, TemplateFormat):
         what, inserted = "results() rendered is", tuple(ScriptedContext([]).render(step.results(["hello"])))

@@ -224,8 +224,8 @@ class Loop:
         return metrics
 
     async def _validate_again(self) -> None:
-        """What a stop left out, or what came before `train.keep_best` was set: otherwise the checkpoint that this run
-        continues from could not be the best.
+        """Validate what a stop left out, or a step before `train.keep_best` was set: otherwise the checkpoint that
+        this run continues from could not be the best.
         """
         step, checkpoints = self.state.step, self.saver.checkpoints
         if not (step and checkpoints.keep_best and self.validation.is_due(step)) or checkpoints.score(step) is not None:

@@ -133,7 +133,7 @@ def check_task_tools(tasks: Sequence[Task], tools: ToolNames) -> list[str]:
 
 
 def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
-    """What the user set of benchmarks must have an effect: a training run reads those that its data names."""
+    """Yield settings of benchmarks that have no effect: a training run reads those that its data names."""
     data = resolved.config.data
     used = benchmark_names([*data.train, *data.valid])
     for key in sorted(resolved.set_by_user):

@@ -183,7 +183,7 @@ def without_dollars(text: str) -> str:
 
 
 def _kept_apart(char: str) -> str:
-    """What normalisation would join to the digit before: `5²` is no 52, `5₂` and `5②` neither, and `3½` no 31/2."""
+    """Keep apart what normalisation would join to a digit: `5²` is no 52, `5₂` and `5②` neither, and `3½` no 31/2."""
     kind = unicodedata.decomposition(char).partition(" ")[0]
     apart = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
     return apart.get(kind, "") + char

@@ -22,7 +22,7 @@ def register_tools(register: Register[Tool]) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What needs asyncio is imported when it is used: `ramet --help` loads this module."""
+    """Import what needs asyncio when it is used: `ramet --help` loads this module."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

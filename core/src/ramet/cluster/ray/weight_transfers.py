@@ -45,7 +45,7 @@ class WeightTransfer(Protocol):
     """Sends the policy's current weights."""
 
     async def prepare(self) -> None:
-        """What can be done before engines have room for weights."""
+        """Do what can be done before engines have room for weights."""
         ...
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:

@@ -96,7 +96,7 @@ class RayWorker:
         raise InfraError(f"{self} did not finish `{method}` within {timeout_s:g} s{since} ({key})")
 
     def note_progress(self, progress: RolloutProgress | PassProgress | None) -> None:
-        """What a ping has answered."""
+        """Note what a ping has answered."""
         if isinstance(progress, PassProgress) and progress != self.progress:
             self._passed_at = time.monotonic()
         self.progress = progress

@@ -145,7 +145,7 @@ class SlotServer:
             self._kill_strays()
 
     def _kill_strays(self, *new: Worker) -> None:
-        """What programs left: level 0 lets them start processes, and those that are copied can fork then."""
+        """Kill what programs left: level 0 lets them start processes, and those that are copied can fork then."""
         if self.confinement.level >= 1 and not self.confinement.keeps:
             return
         workers = (self.spare, *self.states.values(), *new)
