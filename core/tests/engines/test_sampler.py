@@ -95,3 +95,18 @@ def test_a_repetition_penalty_divides_positive_logits_of_seen_tokens_and_multipl
         assert tokens.tolist() == [1, 0]  # 2 / 2 = 1 is less than 1.5
         expected = torch.log_softmax(logits, dim=-1)  # numbers stay those of the policy
         assert torch.allclose(logprobs, torch.stack([expected[0, 1], expected[1, 0]]))
+
+
+def test_a_large_vocabulary_gives_the_tokens_that_all_running_sums_give() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(200, 49_152, generator=generator)
+    logits[:, 300:900] = logits[:, -700:] = -200.0  # without a probability
+    uniform = torch.rand(200, dtype=torch.float64, generator=generator)
+    uniform[:4] = torch.tensor([0.0, 0.5, 1 - 2.0**-52, 1.0])
+    cumulative = torch.log_softmax(logits, dim=-1).exp().cumsum(dim=-1, dtype=torch.float64)
+    wanted = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    wanted[2:4] = 48_451  # the last one with a probability
+    tokens, logprobs, _ = sample(logits, draw(200, uniform))
+    assert torch.equal(tokens, wanted) and logprobs.min() > -30
+    logits[7, 5] = math.nan
+    assert sample(logits, draw(200, uniform))[0].lt(0).nonzero().tolist() == [[7]]

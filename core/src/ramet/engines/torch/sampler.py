@@ -8,6 +8,7 @@ penalty only change the choice.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 WORD = (1 << 64) - 1
+PIECE, LARGE = 256, 4096  # tokens: of a piece of a vocabulary, and of one that is searched by pieces
 GOLDEN = 0x9E3779B97F4A7C15  # increment of splitmix64
 
 
@@ -89,10 +91,26 @@ def top_logprobs(logits: Tensor, temperature: Tensor, tokens: Tensor, k: int) ->
 
 
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
-    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    wanted = uniform[:, None] * cumulative[:, -1:]
+    """Tokens `[R]`. A large vocabulary is searched by piece and then inside it: one sum instead of all running sums."""
+    size = math.gcd(probs.shape[-1], PIECE)
+    if size < PIECE // 4 or probs.shape[-1] < LARGE:
+        cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
+        return _first_above(cumulative, uniform[:, None] * cumulative[:, -1:])
+    pieces = probs.view(len(probs), -1, size)
+    ends = pieces.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    wanted = uniform[:, None] * ends[:, -1:]
+    piece = _first_above(ends, wanted)
+    rows = torch.arange(len(probs), device=probs.device)
+    inside = pieces[rows, piece].cumsum(dim=-1, dtype=torch.float64)
+    rest = wanted - torch.where(piece > 0, ends[rows, piece - 1], 0.0)[:, None]
+    return piece * size + _first_above(inside, rest)
+
+
+def _first_above(cumulative: Tensor, wanted: Tensor) -> Tensor:
+    """Rounding must not lead past the last one that has a probability."""
+    wanted = torch.minimum(wanted, cumulative[:, -1:] * (1 - 2.0**-52))
     index = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
-    return index.clamp_max(probs.shape[-1] - 1)
+    return index.clamp_max(cumulative.shape[-1] - 1)
 
 
 def _of(values: Tensor | None, rows: Tensor) -> Tensor:
