@@ -48,6 +48,26 @@ def test_the_optimiser_takes_its_options_from_the_configuration() -> None:
     assert (options["lr"], options["betas"], options["weight_decay"]) == (0.1, (0.9, 0.95), 0.5)
 
 
+def test_many_parameters_are_stepped_by_one_kernel_on_a_cpu_unless_the_run_is_deterministic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = PolicyConfig(lr=0.1)
+    monkeypatch.setattr("ramet.policy.optim.MANY", 10)
+    weights, gradient = torch.linspace(-1, 1, 10), torch.linspace(3, -2, 10)
+    stepped = []
+    for deterministic in (False, True):
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda answer=deterministic: answer)
+        parameter = Parameter(weights.clone())
+        optimizer = make_optimizer([parameter], config)
+        assert optimizer.defaults["fused"] is (None if deterministic else True)
+        for _ in range(3):
+            parameter.grad = gradient * parameter.detach()
+            optimizer.step()
+        stepped.append(parameter.detach())
+    assert torch.allclose(*stepped, rtol=1e-5, atol=1e-6) and not torch.allclose(stepped[0], weights)
+    assert make_optimizer([Parameter(weights[1:].clone())], config).defaults["fused"] is None
+
+
 def test_on_a_gpu_a_step_is_fused_and_its_count_is_there_after_a_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

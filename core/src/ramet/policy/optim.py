@@ -18,6 +18,7 @@ from ramet.policy.distributed.sharding import full_tensor
 from ramet.policy.host_memory import HostBuffers
 
 BETA1 = 0.9  # of AdamW; what is tuned for agents is beta2
+MANY = 10**7  # parameters, for which a step of AdamW takes a time that counts on a CPU
 
 
 def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
@@ -36,12 +37,15 @@ def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> tor
     """AdamW (arXiv 1711.05101) over the parameters that are trained. Its state has their type, float32.
 
     On a GPU one kernel does a step, without copies of the gradients; so does one on the CPU for what `policy.offload`
-    keeps there. A run without GPUs has torch's default, a tensor at a time.
+    keeps there, and for many parameters, in a seventh of the time. It rounds otherwise than torch's default,
+    a tensor at a time, which small models and deterministic runs on the CPU keep.
     """
     trained = [p for p in parameters if p.requires_grad]
+    many = all(p.device.type == "cpu" for p in trained) and sum(p.numel() for p in trained) >= MANY
+    fused = (many and not torch.are_deterministic_algorithms_enabled()) or any(p.is_cuda for p in trained)
     return torch.optim.AdamW(
         trained,
-        fused=True if config.offload is Offload.ALL or any(p.is_cuda for p in trained) else None,
+        fused=True if fused or config.offload is Offload.ALL else None,
         lr=config.lr,
         betas=(BETA1, config.beta2),
         weight_decay=config.weight_decay,
