@@ -173,11 +173,11 @@ class RolloutWorker:
         plan = share.plan
         with self.watchdog.wait(f"admission of task {job.name}, step {job.step}"):
             await self._admission.enter(plan.group_size)
-        left = plan.group_size
+        n_unreleased = plan.group_size
 
         def release(keys: Sequence[str]) -> None:
-            nonlocal left
-            left -= len(keys)
+            nonlocal n_unreleased
+            n_unreleased -= len(keys)
             self.engine.release(keys)
             self._admission.leave(len(keys))
 
@@ -194,7 +194,7 @@ class RolloutWorker:
         try:
             group = await scheduler.run()
         finally:
-            self._admission.leave(left)  # rollouts that were never started
+            self._admission.leave(n_unreleased)  # rollouts that were never started
         share.done(group)
         return group
 
@@ -211,9 +211,9 @@ class RolloutWorker:
             step=self.step,
             config=self.config,
             stateful=tuple(
-                one
-                for one in self.stateful
-                if task.tools is None or {ENVIRONMENT, *self.jobs.tools_of(task)} & {*one.users}
+                component
+                for component in self.stateful
+                if task.tools is None or {ENVIRONMENT, *self.jobs.tools_of(task)} & {*component.users}
             ),
             versions=share.versions,
             counts=share.counts,
