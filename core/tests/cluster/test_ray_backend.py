@@ -157,7 +157,7 @@ def test_a_replay_reserves_nothing_for_engines_and_ranks_have_the_threads_that_t
         spec: Any = None  # the stub builds nothing
         async with open_policy(chosen, spec, folder=tmp_path) as ranks:
             assert await ranks.call(PolicyRank.logprobs, []) == []
-            return nodes_of(ranks._pool.placement), await ranks.ranks[1].call("threads", timeout_s=60)
+            return nodes_of(ranks._pool.placement), await ranks.ranks[1].call(60, StubPolicy.threads)
 
     nodes, threads = asyncio.run(reserved())
     assert ([len(group) for group in nodes], threads) == ([2], "3")
@@ -246,9 +246,9 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
             order.append("policy rests")
         return await call(self, function, *arguments)
 
-    async def noting_each(self: RolloutWorkers, method: str) -> None:
-        order.append(method)
-        await each(self, method)
+    async def noting_each(self: RolloutWorkers, function: Any) -> None:
+        order.append(function.__name__)
+        await each(self, function)
 
     monkeypatch.setattr(RayRanks, "call_each", noting_rest)
     monkeypatch.setattr(RolloutWorkers, "_call_each", noting_each)
@@ -263,9 +263,8 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
             await backend.sync_weights(1)
             await backend.rollouts.run(RolloutRequest(tasks=[task], step=2, plan=plan))
             await backend.policy.call(PolicyRank.logprobs, [])
-            await backend.rollouts.run(
-                RolloutRequest(tasks=[task], step=3, plan=plan)
-            )  # no new weights: those of before come again
+            # No new weights: those of before come again.
+            await backend.rollouts.run(RolloutRequest(tasks=[task], step=3, plan=plan))
             return sorted(device for rank in backend.policy.ranks for device in rank.process.devices)
         finally:
             await backend.close()

@@ -27,8 +27,8 @@ def test_rows_and_batch_of_a_step_are_put_into_the_object_store_once(monkeypatch
     calls: list[tuple[Any, ...]] = []
 
     class Worker:
-        async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
-            calls.append((method, *arguments))
+        async def call(self, timeout_s: float, function: Any, *arguments: Any) -> Any:
+            calls.append((function.__name__, *arguments))
 
     async def learn(rows: Sequence[Row], batch: TrainBatch) -> None:
         ranks = policy.RayRanks(pool, spec, None)
@@ -72,8 +72,8 @@ def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_
 
         async def wait_started(self, timeout_s: float) -> None: ...
 
-        async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
-            told.setdefault(method, []).append((self.slot, *arguments))
+        async def call(self, timeout_s: float, function: Any, *arguments: Any) -> Any:
+            told.setdefault(function.__name__, []).append((self.slot, *arguments))
             return "tcp://here:1"
 
     class Pool:

@@ -95,6 +95,13 @@ class Stub(Actor):
         elif what == "blocks":
             time.sleep(4)  # the event loop, and nothing else
 
+    async def sleep(self) -> bool:
+        return True
+
+    async def wake_weights(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
     async def update_weights(self, weights: list[Any], version: int) -> int:
         [offset] = await asyncio.gather(*weights)
         self.version = version
@@ -287,11 +294,11 @@ def test_a_worker_that_is_lost_while_it_falls_asleep_is_replaced(shared, monkeyp
         first, second = rollouts.workers.dispatcher.workers
         asked: list[str] = []
 
-        async def lost(method: str, *, timeout_s: float) -> bool:
+        async def lost(timeout_s: float, function: Any) -> bool:
             raise WorkerLost("rollout worker 0 is lost")
 
-        async def able(method: str, *, timeout_s: float) -> bool:
-            asked.append(method)
+        async def able(timeout_s: float, function: Any) -> bool:
+            asked.append(function.__name__)
             return True
 
         monkeypatch.setattr(first, "call", lost)

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +22,7 @@ from ramet.cluster.ray.worker import RayWorker, WorkerLost, death_cause, transla
 from ramet.errors import InfraError
 from ramet.io.os_errors import os_error_text
 from ramet.policy.progress import PassProgress
+from ramet.policy.rank import PolicyRank
 
 
 def test_an_error_of_the_system_in_an_actor_is_the_same_one_line_here():
@@ -73,7 +74,7 @@ def test_an_update_ends_by_time_since_its_last_micro_batch(ends: bool, monkeypat
     worker = RayWorker.__new__(RayWorker)
     worker.name, worker.process, worker.progress, worker._passed_at = "policy rank 0", None, None, 0.0
     ref = SimpleNamespace(future=lambda: answer)
-    worker.actor = SimpleNamespace(update=SimpleNamespace(remote=lambda: ref))
+    worker.actor = SimpleNamespace(update=SimpleNamespace(remote=lambda *_: ref))
 
     def happens(number: int) -> None:
         worker.note_progress(PassProgress("update", min(number, 3), 9))
@@ -85,7 +86,7 @@ def test_an_update_ends_by_time_since_its_last_micro_batch(ends: bool, monkeypat
     monkeypatch.setattr(ramet.cluster.ray.worker.asyncio, "wait", clock.wait)
 
     async def called() -> str:
-        return str(await worker.call("update", timeout_s=10.0))
+        return str(await worker.call(10.0, PolicyRank.update, cast(Any, None), 1))
 
     if ends:
         assert asyncio.run(called()) == "done"

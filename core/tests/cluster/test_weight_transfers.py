@@ -117,7 +117,8 @@ class Engine:
         self.dies_at = dies_at
         self.receiver: Any = None
 
-    async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+    async def call(self, timeout_s: float, function: Any, *arguments: Any) -> Any:
+        method = function.__name__
         self.calls.append(method)
         if method == self.dies_at:
             raise WorkerLost("rollout worker 1 is lost")

@@ -172,8 +172,8 @@ class Worker:
         await asyncio.sleep(0)
         return self.process
 
-    async def call(self, method: str, *arguments: Any, timeout_s: float, key: str = "") -> Any:
-        work = asyncio.ensure_future(self.actor.call(method, *arguments))
+    async def call(self, timeout: object, function: Any, *arguments: Any) -> Any:
+        work = asyncio.ensure_future(self.actor.call(function.__name__, *arguments))
         await asyncio.wait({work, self._dead}, return_when=asyncio.FIRST_COMPLETED)
         if self._dead.done():
             work.cancel()

@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import ray
 from ray import cloudpickle
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 HEALTH = "health"  # concurrency group of pings
 SAVE = "save"  # of writing checkpoints while training continues
+F = TypeVar("F", bound=Callable[..., Any])
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 LOOPBACK = "lo"
 MAX_LOG_LINES = 10_000  # kept for the next ping
@@ -128,6 +129,11 @@ class _LogBuffer(logging.Handler):
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
 
+def in_group(group: str) -> Callable[[F], F]:
+    """Let a method run in a concurrency group of its own. The type of the method stays what it is."""
+    return cast(Callable[[F], F], ray.method(concurrency_group=group))
+
+
 class Actor:
     """What all workers can do. `setup` is pickled: it may need modules that only `driver` makes importable here."""
 
@@ -147,13 +153,13 @@ class Actor:
         logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers, force=True)
         logging.getLogger("ramet").setLevel(driver.log_level)
 
-    @ray.method(concurrency_group=HEALTH)
+    @in_group(HEALTH)
     def process(self) -> ActorProcess:
         context = ray.get_runtime_context()
         devices = context.get_accelerator_ids().get("GPU", [])
         return ActorProcess(node=node_address(), pid=os.getpid(), devices=tuple(map(str, devices)))
 
-    @ray.method(concurrency_group=HEALTH)
+    @in_group(HEALTH)
     def ping(self) -> Ping:
         return Ping(lines=self._log.take(), progress=None if self._progress is None else self._progress())
 

@@ -22,6 +22,7 @@ from ramet.cluster.ray.actor_base import (
     Actor,
     PolicySetup,
     RolloutSetup,
+    in_group,
     node_address,
     use_node_interface,
 )
@@ -237,6 +238,6 @@ class PolicyActor(Actor, PolicyRank):
         for _ in weights:
             pass
 
-    @ray.method(concurrency_group=SAVE)
-    def write_staged(self, folder: Path) -> None:  # type: ignore[override]  # Ray gives it another type
+    @in_group(SAVE)
+    def write_staged(self, folder: Path) -> None:
         super().write_staged(folder)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import ray
@@ -59,7 +59,7 @@ class RayRanks:
         if warning := shards_over_nodes(self._pool.config, [_place(worker)[0] for worker in self.ranks]):
             logger.warning("%s", warning)
         await asyncio.gather(
-            *(worker.call("take_rank", rank, timeout_s=timeout_s) for rank, worker in enumerate(self.ranks))
+            *(worker.call(timeout_s, PolicyActor.take_rank, rank) for rank, worker in enumerate(self.ranks))
         )
         address = await self.rendezvous() if len(self.ranks) > 1 else None
         await self.call(PolicyActor.start, address)
@@ -97,10 +97,9 @@ class RayRanks:
         if method in COMPUTES and self.before_compute is not None:
             await self.before_compute()
         self.updates += method in CHANGES_WEIGHTS  # after it: engines that start get the weights of before
-        sent = [self._once(argument) for argument in arguments]
+        sent, called = [self._once(argument) for argument in arguments], cast(Callable[..., T], function)
         calls = [
-            asyncio.create_task(rank.call(method, *sent, timeout_s=timeout_s), name=f"{method} of {rank}")
-            for rank in self.ranks
+            asyncio.create_task(rank.call(timeout_s, called, *sent), name=f"{method} of {rank}") for rank in self.ranks
         ]
         try:
             await self._pool.unless_failed(_settled(calls), policy=True)
@@ -123,8 +122,7 @@ class RayRanks:
 
     async def rendezvous(self) -> str:
         """Return an address on the first rank's node, with a port that is free now."""
-        address: str = await self.ranks[0].call("rendezvous", timeout_s=self._pool.timeout_s)
-        return address
+        return await self.ranks[0].call(self._pool.timeout_s, PolicyActor.rendezvous)
 
     def write_staged(self, folder: Path) -> None:
         asyncio.run_coroutine_threadsafe(self.call(PolicyRank.write_staged, folder), self._loop).result()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from ramet.cluster.counts import Counts
 from ramet.cluster.ray.actor_base import RolloutSetup
@@ -100,20 +101,20 @@ class RolloutWorkers:
         if woken:
             if self.before_wake is not None:
                 await self.before_wake()
-            await self._call_each("wake_weights")
+            await self._call_each(RolloutActor.wake_weights)
         targets = [Target(worker=worker, number=self._numbers[worker]) for worker in self.dispatcher.workers]
         await transfer.send(targets, version, self.replace)
         if woken:
-            await self._call_each("wake")
+            await self._call_each(RolloutActor.wake)
             self._has_room = True
             await self._notify()
 
-    async def _call_each(self, method: str) -> None:
+    async def _call_each(self, function: Callable[[RolloutActor], Coroutine[Any, Any, None]]) -> None:
         """Call a method of all workers at once; workers that are lost are replaced."""
 
         async def call(worker: RayWorker) -> None:
             try:
-                await worker.call(method, timeout_s=self._pool.timeout_s)
+                await worker.call(self._pool.timeout_s, function)
             except WorkerLost as error:
                 self.replace(worker, error)
 
@@ -122,7 +123,7 @@ class RolloutWorkers:
     async def _sleep(self, worker: RayWorker) -> bool:
         """Whether it can. One that is lost is replaced when the others are awake."""
         try:
-            able: bool = await worker.call("sleep", timeout_s=self._pool.timeout_s)
+            able = await worker.call(self._pool.timeout_s, RolloutActor.sleep)
         except WorkerLost as error:
             self.replace(worker, error)
             return True
@@ -133,7 +134,7 @@ class RolloutWorkers:
         counts = []
         for worker in self.dispatcher.workers:
             try:
-                counts.append(await worker.call("counts", timeout_s=self._pool.timeout_s))
+                counts.append(await worker.call(self._pool.timeout_s, RolloutActor.counts))
             except InfraError as error:
                 self.replace(worker, error)
         return counts
@@ -153,7 +154,7 @@ class RolloutWorkers:
             await worker.wait_started(self._pool.timeout_s)
             await self._wait_for(lambda: self._has_room)
             self._starting.add(worker)
-            self._info = await worker.call("start", timeout_s=self._pool.timeout_s)
+            self._info = await worker.call(self._pool.timeout_s, RolloutActor.start)
             await self._give_weights(worker)
             if worker in self._numbers:  # or it was lost while its last answer was in flight
                 self._pool.monitor.watch(worker, self.replace, may_be_silent=False)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from ramet.cluster.counts import Counts, total_metrics
 from ramet.cluster.interfaces import OnGroup
+from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
+from ramet.cluster.ray.worker import Timeout
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
@@ -121,7 +123,7 @@ class RayRollouts:
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
                 asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s)
-                groups: list[Group] = await worker.call("run_groups", asked, timeout_s=allowed_s + patience, key=key)
+                groups = await worker.call(Timeout(allowed_s + patience, key), RolloutActor.run_groups, asked)
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
                 self.workers.replace(worker, error)

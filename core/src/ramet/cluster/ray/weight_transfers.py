@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ray import ObjectRef
 
 from ramet.cluster.check import chosen_transfer
-from ramet.cluster.ray.actors import PolicyActor
+from ramet.cluster.ray.actors import PolicyActor, RolloutActor
 from ramet.cluster.ray.placement import engine_devices
 from ramet.cluster.ray.policy import RayRanks
 from ramet.cluster.ray.weights import Bucket
@@ -76,7 +76,7 @@ class HostTransfer:
         await run_together(*(self._send(target.worker, version, on_lost) for target in targets))
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
-        served = await worker.call("update_weights", self._weights, version, timeout_s=self._timeout_s)
+        served = await worker.call(self._timeout_s, RolloutActor.update_weights, self._weights, version)
         check_served(worker, served, version)
         return True
 
@@ -113,7 +113,7 @@ class _Streamed:
         await self._ranks.call(PolicyActor.rest)  # the engines beside them need the memory again
         if self._ranks.updates != updates:  # an update was before it on the ranks: these may be newer weights
             return False
-        check_served(worker, await self._call(worker, "update_weights", weights, version), version)
+        check_served(worker, await worker.call(self._timeout_s, RolloutActor.update_weights, weights, version), version)
         return True
 
     def _note_updates(self) -> None:
@@ -121,14 +121,12 @@ class _Streamed:
             raise RuntimeError("the policy was trained since its weights were sent; engines need the new ones")
         self._updates = self._ranks.updates
 
-    async def _call(self, worker: RayWorker, method: str, *arguments: Any) -> Any:
-        return await worker.call(method, *arguments, timeout_s=self._timeout_s)
-
     async def _begin(self, worker: RayWorker, version: int) -> None:
-        await self._call(worker, "begin_update", version)
+        await worker.call(self._timeout_s, RolloutActor.begin_update, version)
 
     async def _finish(self, worker: RayWorker, version: int) -> None:
-        check_served(worker, await self._call(worker, "finish_update", version), version)
+        served = await worker.call(self._timeout_s, RolloutActor.finish_update, version)
+        check_served(worker, served, version)
 
     async def _each(
         self, targets: Sequence[Target], on_lost: OnLost, call: Callable[[Target], Coroutine[Any, Any, Any]]
@@ -163,7 +161,9 @@ class SharedMemoryTransfer(_Streamed):
         await self._ranks.call(PolicyActor.rest)  # the chunk's buffer, before engines take memory for their caches
 
     async def _receive(self, chunks: Sequence[Mapping[str, Any]], target: Target) -> None:
-        await self._call(target.worker, "receive_chunk", joined(chunks, self._ranks.ranks_beside(target.number)))
+        await target.worker.call(
+            self._timeout_s, RolloutActor.receive_chunk, joined(chunks, self._ranks.ranks_beside(target.number))
+        )
 
 
 def joined(chunks: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class BroadcastTransfer(_Streamed):
             info = {"by": self._by, "told": description | limit}
             await run_together(
                 self._ranks.call(PolicyActor.broadcast_weights),
-                *(self._call(engine, "receive_chunk", info) for engine in engines),
+                *(engine.call(self._timeout_s, RolloutActor.receive_chunk, info) for engine in engines),
             )
             await run_together(*(self._finish(engine, version) for engine in engines))
         except WorkerLost as error:
@@ -228,7 +228,8 @@ class BroadcastTransfer(_Streamed):
             for number in range(len(engines))
         ]
         joining = [
-            self._call(engine, "connect_weights", source) for engine, source in zip(engines, sources, strict=True)
+            engine.call(self._timeout_s, RolloutActor.connect_weights, source)
+            for engine, source in zip(engines, sources, strict=True)
         ]
         await run_together(self._ranks.call(PolicyActor.connect_engines, options), *joining)
         self._connected = engines

@@ -7,14 +7,14 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, overload
 
 import ray
 from ray import exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ramet.cluster.ray.actor_base import HEALTH, SAVE, ActorProcess
+from ramet.cluster.ray.actor_base import HEALTH, SAVE, Actor, ActorProcess
 from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.cluster.ray.placement import PlacementSlot
 from ramet.errors import InfraError, RametError
@@ -32,6 +32,17 @@ LOST = (
     exceptions.OutOfMemoryError,
     exceptions.LocalRayletDiedError,
 )
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Timeout(NamedTuple):
+    """How long a call may take, and the setting that says so."""
+
+    seconds: float
+    key: str = "cluster.timeout_s"
 
 
 class WorkerLost(InfraError):
@@ -67,17 +78,37 @@ class RayWorker:
 
     async def wait_started(self, timeout_s: float) -> ActorProcess:
         """Wait until its process runs."""
-        self.process = await self.call("process", timeout_s=timeout_s)
+        self.process = await self.call(timeout_s, Actor.process)
         logger.debug("%s has started", self)
         return self.process
 
-    async def call(self, method: str, *arguments: Any, timeout_s: float, key: str = "cluster.timeout_s") -> Any:
-        """What the method returns. Raises its error; `WorkerLost` if the process is gone, `InfraError` if it is late:
-        `timeout_s` after the call, or after the last pass over a micro-batch that the worker has begun since.
+    @overload
+    async def call(
+        self,
+        timeout: Timeout | float,
+        function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
 
-        `key` is the setting that `timeout_s` comes from. Cancelling this cancels the method.
+    @overload
+    async def call(
+        self,
+        timeout: Timeout | float,
+        function: Callable[Concatenate[Any, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
+
+    async def call(self, timeout: Timeout | float, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a method of the actor's class, which is passed itself; arguments may be Ray's references to them.
+
+        Raises its error; `WorkerLost` if the process is gone, `InfraError` if it is late: `timeout` after the call, or
+        after the last pass over a micro-batch that the worker has begun since. Cancelling this cancels the method.
         """
-        ref = getattr(self.actor, method).remote(*arguments)
+        timeout_s, key = timeout if isinstance(timeout, Timeout) else Timeout(timeout)
+        method = function.__name__
+        ref = getattr(self.actor, method).remote(*arguments, **named)
         answer, began = asyncio.wrap_future(ref.future()), time.monotonic()
         try:
             while (remaining_s := max(began, self._passed_at) + timeout_s - time.monotonic()) > 0 and not answer.done():

@@ -12,7 +12,8 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from ramet.cluster.ray.actor_base import Ping
+from ramet.cluster.ray.actor_base import Actor
+from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.health_monitor import HealthMonitor, OnLost, forward_logs
 from ramet.cluster.ray.limits import RayLimiters, start_limiters
 from ramet.cluster.ray.placement import PlacementSlot, WorkerPlacement
@@ -134,8 +135,8 @@ class WorkerPool:
         """Let it close what it has open, and forward the last of its log."""
         with contextlib.suppress(Exception):
             if hasattr(worker.actor, "close"):
-                await worker.call("close", timeout_s=SHUTDOWN_S)
-            last: Ping = await worker.call("ping", timeout_s=LAST_LOGS_S)
+                await worker.call(SHUTDOWN_S, RolloutActor.close)
+            last = await worker.call(LAST_LOGS_S, Actor.ping)
             forward_logs(worker, last.lines)
 
 
