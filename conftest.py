@@ -33,6 +33,8 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/cluster/test_ray_rollouts.py",
     "tests/e2e/test_published_data.py",
     "tests/e2e/test_quickstart.py",
+    "tests/e2e/test_real_quickstart.py",
+    "tests/test_real_quickstart.py",
     "tests/e2e/test_deterministic.py",
     "tests/e2e/test_signals.py",
     "core/tests/cli/test_sweep.py",

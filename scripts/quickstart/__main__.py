@@ -13,9 +13,6 @@ import logging
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +21,8 @@ import search
 from folders import claim
 from kind import QuickstartKind
 from measure import measure, mislead
+from phases import Phases
+from real import RealQuickstart
 from summary import Outcome, forks_while_learning, plot, show, write
 
 from ramet import Benchmark, Task
@@ -42,20 +41,6 @@ ROOT = "runs"  # as in the recipes
 MAX_SEED = 2**32 - 1  # of NumPy
 
 logger = logging.getLogger("ramet.quickstart")
-
-
-class Phases:
-    """Seconds per phase, and a line on the screen when one begins."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str, what: str) -> Iterator[None]:
-        logger.info("== %s", what)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - started
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +86,9 @@ class Quickstart:
 
 def main() -> int:
     options = _options()
+    if options.model is not None:
+        real = RealQuickstart.of(options)
+        return real.prove() if options.proof else real.teach()
     quickstart, phases = Quickstart(KINDS[options.tool], options), Phases()
     run = quickstart.run
     for job in ("sft", "train", "eval"):
@@ -156,6 +144,9 @@ def _teach(quickstart: Quickstart, phases: Phases) -> Outcome:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="quickstart", description=__doc__)
     parser.add_argument("--tool", choices=KINDS, default=next(iter(KINDS)), help="(default: %(default)s)")
+    parser.add_argument("--model", metavar="smollm2|FOLDER", help="a real language model instead (docs/real_model.md)")
+    parser.add_argument("--proof", action="store_true", help="with --model: measure a finished quickstart thoroughly")
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="with --model: other settings than the recipe's")
     parser.add_argument("--seed", type=_seed, default=1, help="(default: %(default)s)")
     parser.add_argument("--root", default=ROOT, help="where the run directory is made (default: %(default)s)")
     smaller = parser.add_argument_group("for a shorter one, which may not reach what is promised")
@@ -163,6 +154,8 @@ def _options() -> argparse.Namespace:
     smaller.add_argument("--steps", type=_positive, metavar="N", help="steps of RL")
     smaller.add_argument("--problems", type=_positive, metavar="N", help="held-out problems that are measured")
     options = parser.parse_args()
+    if options.model is None and (options.proof or options.keys):
+        parser.error("--proof and key=value need --model")
     if options.sft_rows is None:
         options.sft_rows = KINDS[options.tool].sft_rows
     return options

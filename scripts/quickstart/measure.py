@@ -46,9 +46,9 @@ class Misled:
 
 async def measure(config: Config, benchmark: Benchmark, tasks: Sequence[Task], kind: QuickstartKind) -> Measured:
     """Greedy once and `SAMPLES` times at temperature 1, through the rollout code that trains."""
-    async with _opened(config) as rollouts:
-        greedy = await _play(rollouts, tasks, size=1, temperature=0.0)
-        sampled = await _play(rollouts, tasks, size=SAMPLES, temperature=1.0)
+    async with opened(config) as rollouts:
+        greedy = await play(rollouts, tasks, size=1, temperature=0.0)
+        sampled = await play(rollouts, tasks, size=SAMPLES, temperature=1.0)
     with_tool = [r for r in sampled if _uses_tool(r, kind)]
     return Measured(
         greedy=await _accuracy(benchmark, greedy),
@@ -61,8 +61,8 @@ async def measure(config: Config, benchmark: Benchmark, tasks: Sequence[Task], k
 
 async def mislead(config: Config, benchmark: Benchmark, tasks: Sequence[Task], kind: QuickstartKind) -> Misled:
     """`config` has the tool that misleads, as far as a configuration can. Who knows the answers would not follow."""
-    async with _opened(config, kind.misled_tool) as rollouts:
-        played = await _play(rollouts, tasks, size=1, temperature=0.0)
+    async with opened(config, kind.misled_tool) as rollouts:
+        played = await play(rollouts, tasks, size=1, temperature=0.0)
     return Misled(
         accuracy=await _accuracy(benchmark, played),
         follows=fmean(bool(r.tool_calls) and r.answer == kind.said(r.tool_calls[-1].text) for r in played),
@@ -70,7 +70,7 @@ async def mislead(config: Config, benchmark: Benchmark, tasks: Sequence[Task], k
 
 
 @asynccontextmanager
-async def _opened(config: Config, change: Callable[[Tool], Tool] = unchanged) -> AsyncIterator[LocalRollouts]:
+async def opened(config: Config, change: Callable[[Tool], Tool] = unchanged) -> AsyncIterator[LocalRollouts]:
     """An engine and the configured tools, each changed."""
     box = await open_tools(config, RunServices(folder=Path(config.run.root) / "services", seed=config.run.seed))
     box.tools = {name: (change(tool), settings) for name, (tool, settings) in box.tools.items()}
@@ -81,7 +81,7 @@ async def _opened(config: Config, change: Callable[[Tool], Tool] = unchanged) ->
         await rollouts.close()
 
 
-async def _play(rollouts: LocalRollouts, tasks: Sequence[Task], *, size: int, temperature: float) -> list[Rollout]:
+async def play(rollouts: LocalRollouts, tasks: Sequence[Task], *, size: int, temperature: float) -> list[Rollout]:
     plan = RolloutPlan(
         group_size=size, temperature=temperature, top_p=1.0, top_k=0, branch=False, salt=f"measure:{temperature}"
     )

