@@ -17,7 +17,7 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
 from ramet.config.schema import Config
 from ramet.models.loading import build_encoder
-from ramet.rollout.worker import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
 
 SAMPLES = 4  # rollouts per problem at temperature 1
 
@@ -85,7 +85,7 @@ async def play(rollouts: LocalRollouts, tasks: Sequence[Task], *, size: int, tem
     plan = RolloutPlan(
         group_size=size, temperature=temperature, top_p=1.0, top_k=0, branch=False, salt=f"measure:{temperature}"
     )
-    groups: list[Group] = await rollouts.run(tasks, step=0, plan=plan)
+    groups: list[Group] = await rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan))
     masked = [r for group in groups for r in group.rollouts if not r.valid]
     if masked:
         raise RuntimeError(f"{len(masked)} rollouts were masked: {masked[0].fault}")
