@@ -55,12 +55,13 @@ class GroupContext:
 
     def request(self, live: LiveRollout, stop: tuple[str, ...]) -> Request:
         """What the engine is asked for in a rollout's present turn."""
-        forks_now = live.parent is not None and live.turn == live.fork_turn
+        turn = live.turn
+        forks_now = live.parent is not None and turn == live.fork_turn
         return Request(
-            id=f"{live.key.text}/{live.turn}",
+            id=f"{live.key.text}/{turn}",
             token_ids=array("i", live.token_ids),
             sampling=self._sampling(self.room(live), stop),
-            seed=request_seed(self.seed, live.key, live.turn),
+            seed=request_seed(self.seed, live.key, turn),
             cache_key=live.key.text,
             fork_of=live.parent.key.text if forks_now and live.parent is not None else "",
             first_tokens=self.config.first_tokens,

@@ -68,6 +68,7 @@ class RolloutTurn:
         report: Report | None = None,
     ) -> None:
         self.live = live
+        self.number = live.turn  # of the rollout's turns, from 0
         self.context = context
         self.environment = environment
         self._states = states
@@ -92,6 +93,10 @@ class RolloutTurn:
         """Calls end with their turn. What failed is raised whether the step let it pass, caught it, or raised another
         error because of it; only a deadline, a cancellation and a broken contract come first.
         """
+        if error is None and self._failure is None and not self._calling:  # nearly always
+            self._is_over = True
+            end_if_pruned(self.live)
+            return False
         # Whatever a step makes of `CallLimit`: what the model writes must not decide that its rollout is masked.
         at_limit = (
             self._is_over_limit and isinstance(error, Exception) and not isinstance(error, PluginError | ConfigError)
@@ -131,9 +136,9 @@ class RolloutTurn:
         return RolloutState(
             task=self.context.task,
             rollout=live.key.path,
-            turn=live.turn,
+            turn=self.number,
             response=live.response[: len(live.response) - sum(len(s.text) for s in live.sampled_in_turn)],
-            n_tool_calls=len(live.tool_calls),
+            n_tool_calls=self._n_earlier_calls,
             environment=self.environment,
         )
 
@@ -147,7 +152,7 @@ class RolloutTurn:
 
     @property
     def turns_left(self) -> int:
-        return self.context.config.max_turns - self.live.turn
+        return self.context.config.max_turns - self.number
 
     @property
     def tokens_left(self) -> int:
@@ -195,7 +200,7 @@ class RolloutTurn:
         end_if_pruned(live)
         generation = self._record.generation = append_completion(live, completion, context.encoder)
         if context.observer is not None:
-            context.observer.sampled(live.key.path, live.turn, generation, len(completion.token_ids), seconds)
+            context.observer.sampled(live.key.path, self.number, generation, len(completion.token_ids), seconds)
         return generation
 
     async def _complete(self, request: Request) -> Completion:
@@ -204,7 +209,7 @@ class RolloutTurn:
 
         engine = self.context.engine
         try:
-            with self.context.watchdog.wait(f"generation of rollout {self.live.key.text}, turn {self.live.turn}"):
+            with self.context.watchdog.wait(f"generation of rollout {self.live.key.text}, turn {self.number}"):
                 completion = await engine.generate(request, on_first)
         except asyncio.CancelledError:
             engine.abort(request.id)
@@ -229,7 +234,7 @@ class RolloutTurn:
             return
         k = self.context.config.first_tokens
         shared = [entropy for segment in self.live.sampled_in_turn for entropy in segment.entropies or ()]
-        report(self.live, Phase.FIRST, self.live.turn, (*shared[:k], *entropies[:k])[:k] if entropies else ())
+        report(self.live, Phase.FIRST, self.number, (*shared[:k], *entropies[:k])[:k] if entropies else ())
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         number, task = self._begin_call(call.name), asyncio.current_task()
@@ -246,7 +251,7 @@ class RolloutTurn:
                     name=call.name,
                     arguments=call.arguments,
                     rollout=live.key.text,
-                    turn=live.turn,
+                    turn=self.number,
                     task=context.task,
                     state=None if states is None else await states.use(live, call.name, self.environment),
                     environment=self.environment,
@@ -315,13 +320,13 @@ class RolloutTurn:
             live.stop = result.stop
         elif not fits or context.room(live) < 1:
             live.stop = StopReason.LENGTH
-        elif live.turn + 1 >= context.config.max_turns:
+        elif self.number + 1 >= context.config.max_turns:
             live.stop = StopReason.TURN_LIMIT
         ended = live.token_ids[-1] in context.encoder.eos_ids  # by the policy itself, where a turn is a message
         if live.stop is StopReason.CALL_LIMIT and not ended and context.room(live) >= 1:
             ids = array("i", [context.encoder.end_of_turn_id])  # not sampled, so never trained
             live.append(
-                Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=live.turn, text="", token_ids=ids)
+                Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=self.number, text="", token_ids=ids)
             )
 
 
