@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ramet.engines.torch.cache import KVCache
+from ramet.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are given by need on Linux only")
 KIB, MIB = 2**10, 2**20
@@ -41,3 +42,18 @@ def test_a_cache_takes_memory_only_where_it_was_written_and_gives_it_back() -> N
     cache.zero()
     assert resident() - before < used - 3 * MIB
     assert not cache.keys[0, :6].any()
+
+
+def test_a_cache_that_the_system_does_not_give_is_named_with_its_keys() -> None:
+    with pytest.raises(
+        ConfigError, match=r"engine.params: keys and values of 1000000 slots of .* lower engine.params.slots"
+    ):
+        KVCache(
+            layers=30,
+            slots=1_000_000,
+            kv_heads=3,
+            max_tokens=1_000_000,
+            head_dim=64,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )

@@ -144,6 +144,19 @@ def test_the_end_of_a_turn_and_the_template_are_the_files(tmp_path: Path) -> Non
     assert (tokenizer.model_max_length, model.config.max_position_embeddings) == (CONTEXT, CONTEXT)
 
 
+def test_a_tokenizer_beside_the_file_is_not_taken_for_the_files(tmp_path: Path) -> None:
+    expected = import_gguf(write_gguf(tmp_path / "m.gguf", "llama", "llama-bpe"), tmp_path / "out").folder
+    beside = tmp_path / "hub"
+    beside.mkdir()
+    text = (expected / "tokenizer.json").read_text(encoding="utf-8")
+    (beside / "tokenizer.json").write_text(text.replace('"a":', '"?":').replace('"b":', '"a":').replace('"?":', '"b":'))
+    (beside / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
+    (beside / "own.py").write_text("raise SystemExit('code of the folder ran')")
+    imported = import_gguf(write_gguf(beside / "m.gguf", "llama", "llama-bpe"), tmp_path / "again").folder
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (imported / name).read_bytes() == (expected / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("pre", "tokens"),
     [

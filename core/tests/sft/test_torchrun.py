@@ -111,9 +111,9 @@ def test_ranks_of_zero3_that_were_killed_end_with_the_numbers_of_undisturbed_one
 
 
 @needs_deepspeed
-def test_one_rank_of_zero3_that_the_command_starts_trains_as_a_process_without_it(
+def test_two_ranks_of_zero3_that_the_command_starts_train_as_one(
     sft_run: Callable[..., Path], one_rank: Path, losses: Any
 ) -> None:
-    run = sft_run("alone", "sft.strategy=zero3")
+    run = sft_run("alone", "sft.strategy=zero3", "cluster.policy_workers=2")
     assert losses(run) == pytest.approx(losses(one_rank), abs=1e-4)
     check_model(run, one_rank)

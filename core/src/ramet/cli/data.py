@@ -136,9 +136,8 @@ def _report(
     said = [line(name, text) for name, text in warnings.items() if text]
     if not warnings["markup"] or config.data.chat_markup is ChatMarkup.NEUTRALISE:
         del warnings["markup"]
-    bad = (
-        [] if inspection.problems and not inspection.tasks else inspection.bad
-    )  # where a column is missing all rows are bad
+    # Where a column is missing all rows are bad.
+    bad = [] if inspection.problems and not inspection.tasks else inspection.bad
     problems = [line("PROBLEM", problem) for problem in inspection.problems]
     skipped = config.data.on_bad_row is OnBadRow.SKIP
     shown = (text for task in inspection.tasks[:prompts] for text in _prompt(task, views))

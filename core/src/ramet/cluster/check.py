@@ -13,9 +13,8 @@ def check_cluster(config: Config) -> list[str]:
     """Problems of the chosen backend with this machine and with the other settings."""
     if config.cluster.name == "local":
         return [*_local(config.cluster), *_local_transfer(config)]
-    return (
-        [*_ray(config), *_transfer(config)] if config.cluster.name == "ray" else []
-    )  # other names are refused with the configuration
+    # Other names are refused with the configuration.
+    return [*_ray(config), *_transfer(config)] if config.cluster.name == "ray" else []
 
 
 def _local(cluster: ClusterConfig) -> Iterator[str]:

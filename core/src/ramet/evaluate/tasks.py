@@ -202,9 +202,8 @@ def _count(calls: Iterable[CallResult]) -> dict[str, int]:
 
 def _rollout_from_body(body: Mapping[str, Any]) -> RolloutResult:
     calls = tuple(CallResult(**call) for call in body["tool_calls"])
-    asked = tuple(
-        ChatExchange.from_body(exchange) for exchange in body.get("asked", ())
-    )  # results of earlier versions lack it
+    # Results of earlier versions lack it.
+    asked = tuple(ChatExchange.from_body(exchange) for exchange in body.get("asked", ()))
     return RolloutResult(**{**body, "tool_calls": calls, "asked": asked})
 
 

@@ -8,7 +8,8 @@ folder is loaded again and compared before it is moved to its path.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class Imported:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Header:
     fields: Mapping[str, Any]
-    tokens: frozenset[str]
+    tokens: tuple[str, ...]  # by id
     types: tuple[str, ...]  # of tensors
 
     @property
@@ -100,9 +101,12 @@ def import_gguf(source: Path, out: Path, *, dtype: Dtype = Dtype.FLOAT32, tokeni
     header = _read_header(source)
     raise_all(_problems(header, source, tokenizer))
     set_up_torch(RunConfig())
-    words = _tokenizer_of(source, header) if tokenizer is None else _tokenizer_in(tokenizer)
-    _require_exact(words, source if tokenizer is None else tokenizer)
-    model = _model_of(source, dtype)
+    with tempfile.TemporaryDirectory() as alone:  # transformers prefers a tokenizer.json beside the file to the file
+        link = Path(alone) / "model.gguf"
+        link.symlink_to(source.resolve())
+        words = _tokenizer_of(link, source, header) if tokenizer is None else _tokenizer_in(tokenizer)
+        _require_exact(words, source if tokenizer is None else tokenizer)
+        model = _model_of(link, source, dtype)
     if len(words) > (size := model.config.vocab_size):
         raise ConfigError(f"the tokenizer has {len(words)} tokens, but the model in {source} only {size} embeddings")
     _use_tokens(model, words)
@@ -144,7 +148,7 @@ def _read_header(source: Path) -> _Header:
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise ConfigError(f"{source}: not a whole GGUF file: {error_text(error)}") from error
     types = tuple(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
-    return _Header(fields=fields, tokens=frozenset(tokens), types=types)
+    return _Header(fields=fields, tokens=tuple(tokens), types=types)
 
 
 def _problems(header: _Header, source: Path, tokenizer: Path | None) -> list[str]:
@@ -171,12 +175,17 @@ def _problems(header: _Header, source: Path, tokenizer: Path | None) -> list[str
     return problems
 
 
-def _tokenizer_of(source: Path, header: _Header) -> PreTrainedTokenizerBase:
+def _tokenizer_of(link: Path, source: Path, header: _Header) -> PreTrainedTokenizerBase:
     try:
-        words: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
+        words: Any = AutoTokenizer.from_pretrained(
+            link.parent, gguf_file=link.name, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise ConfigError(f"{source}: transformers cannot read its tokenizer: {error_text(error)}") from error
     backend = _own_tokens(words.backend_tokenizer, header.tokens)
+    read = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
+    if tuple(read) != header.tokens:
+        raise ConfigError(f"{source}: transformers reads other tokens than the {len(header.tokens)} of the file")
     PRE_TOKENIZERS[header.pre_tokenizer](backend)
     special_tokens = {name: token for name, token in words.special_tokens_map.items() if token in header.tokens}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -188,7 +197,7 @@ def _tokenizer_of(source: Path, header: _Header) -> PreTrainedTokenizerBase:
     )
 
 
-def _own_tokens(tokenizer: Tokenizer, tokens: frozenset[str]) -> Tokenizer:
+def _own_tokens(tokenizer: Tokenizer, tokens: Collection[str]) -> Tokenizer:
     """The tokenizer without what transformers adds: `<|endoftext|>`, which not every file has."""
     described = json.loads(tokenizer.to_str())
     described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] in tokens]
@@ -197,7 +206,9 @@ def _own_tokens(tokenizer: Tokenizer, tokens: frozenset[str]) -> Tokenizer:
 
 def _tokenizer_in(folder: Path) -> PreTrainedTokenizerBase:
     try:
-        words: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        words: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ConfigError(
             f"--tokenizer: {folder} holds no tokenizer that can be loaded: {error_text(error)}"
@@ -211,13 +222,13 @@ def _require_exact(words: PreTrainedTokenizerBase, where: Path) -> None:
         raise ConfigError(f"{where}: its tokenizer changes text: {CHECKED_TEXT!r} comes back as {again!r}")
 
 
-def _model_of(source: Path, dtype: Dtype) -> PreTrainedModel:
+def _model_of(link: Path, source: Path, dtype: Dtype) -> PreTrainedModel:
     from transformers import GgufConfig
 
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            gguf_file=source.name,
+            link.parent,
+            gguf_file=link.name,
             dtype=DTYPES[dtype],
             local_files_only=True,
             quantization_config=GgufConfig(dequantize=True),

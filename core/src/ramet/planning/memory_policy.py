@@ -270,7 +270,7 @@ def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
         "embedding": computing | {FLIGHT: flight["ends"]},
     }
     if held:
-        by_phase["optimiser step"] = held  # fused on a GPU, and a tensor at a time on a CPU: no copies
+        by_phase["optimiser step"] = held  # fused, or of small models on a CPU a tensor at a time: no copies
     return by_phase
 
 

@@ -133,9 +133,8 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
     engine = plan.engine
     if engine is None or engine.cache >= engine.sequence:
         return []
-    cache_bytes = getattr(
-        plan.inputs.config.engine.params, "kv_cache_bytes", None
-    )  # where it is set, nothing else counts
+    # Where it is set, nothing else counts.
+    cache_bytes = getattr(plan.inputs.config.engine.params, "kv_cache_bytes", None)
     more = "engine.params.gpu_memory_utilization or set engine.params.kv_cache_bytes"
     return [
         f"memory: the engine's keys and values get {gib(engine.cache)} GiB, and one rollout of "

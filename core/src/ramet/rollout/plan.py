@@ -90,8 +90,8 @@ class RolloutRequest:
 
     `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
 
-    A part of a step has the `names` of its tasks among all of the step's, and `deadline_s`, what is left of
-    `rollout.step_deadline_s` if the plan has it hold.
+    What a worker gets of a step has the `names` of its tasks among all of the step's, and `deadline_s`, what is left of
+    `rollout.step_deadline_s` if the plan has it hold; over Ray the driver sets it.
     """
 
     tasks: Sequence[Task]

@@ -9,12 +9,15 @@ first written: for the slots and lengths that are used, with the shapes and bits
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import sys
 
 import torch
 from torch import Tensor
+
+from ramet.errors import ConfigError
 
 ROUND = 16  # lengths (and slots of deterministic engines) are multiples of it: shapes repeat, rows stay aligned
 
@@ -83,7 +86,15 @@ class KVCache:
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu" or sys.platform != "linux":
             return torch.zeros(shape, dtype=dtype, device=device)
-        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would be memory for thousands of positions
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise ConfigError(
+                f"engine.params: keys and values of {shape[1]} slots of {self.length} tokens are {2 * size / 1e9:.1f} "
+                "GB, which the system does not give; lower engine.params.slots or engine.params.max_tokens"
+            ) from error
+        with contextlib.suppress(OSError):  # kernels without huge pages do not know the advice
+            pages.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would be memory for thousands of positions
         self._pages.append(pages)
         return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -156,9 +156,8 @@ def _call(value: Any, form: str) -> Found:
     if not isinstance(name, str) or not name:
         return MalformedCall(text=f'The tool call names no tool: "name" must be a text. Expected: {example(form)}')
     written_keys = [key for key in KEYS.values() if value.get(key) is not None]
-    arguments = (
-        value[written_keys[0]] if written_keys else {}
-    )  # a tool may need none; what is missing the tool's schema says
+    # A tool may need none; its schema says what is missing.
+    arguments = value[written_keys[0]] if written_keys else {}
     if not isinstance(arguments, dict):
         return MalformedCall(text=f'The "{written_keys[0]}" of the {visible(name[:80])} call must be a JSON object.')
     return JsonCall(name=name, arguments=arguments)
