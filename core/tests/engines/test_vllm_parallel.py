@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from ramet.cluster.ray import actors
 from ramet.cluster.ray.actors import PolicyActor, RolloutActor
 from ramet.cluster.ray.weight_transfers import Target, choose
+from ramet.cluster.ray.worker import Timeout
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import Sampling
@@ -176,8 +177,8 @@ class EngineActor:
         update = engine.update_weights
         self._actor.rollouts = SimpleNamespace(engine=engine, expect=lambda version: None, update_weights=update)
 
-    async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
-        return await getattr(self._actor, method)(*arguments)
+    async def call(self, timeout: Timeout | float, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await function(self._actor, *arguments)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from ramet.evaluate.evaluation import run
 from ramet.evaluate.files import read_results
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins, origin
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutRequest
 from ramet.runs.selection import Selection
-from ramet.types import Group, Rollout, Task
+from ramet.types import Group, Rollout
 
 needs_benchmarks = pytest.mark.skipif(
     "arithmetic" not in load_plugins().registries.benchmarks, reason="the plugin ramet-benchmarks is not installed"
@@ -150,9 +150,9 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     played, run = Played(), LocalRollouts.run
 
-    async def noting(self: LocalRollouts, tasks: Sequence[Task], *, plan: RolloutPlan, **more: Any) -> list[Group]:
-        played.asked.append(({task.id for task in tasks}, plan.roots))
-        return await run(self, tasks, plan=plan, **more)
+    async def noting(self: LocalRollouts, request: RolloutRequest, **more: Any) -> list[Group]:
+        played.asked.append(({task.id for task in request.tasks}, request.plan.roots))
+        return await run(self, request, **more)
 
     monkeypatch.setattr(LocalRollouts, "run", noting)
     return played

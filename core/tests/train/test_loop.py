@@ -22,7 +22,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.model_trainer import ModelTrainer
 from ramet.policy.spec import PolicySpec
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.record import read_records
 from ramet.train.loop import Loop
 from ramet.train.training import run
@@ -296,14 +296,14 @@ def lost_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Infrastructure fails the first greedy rollout of every step."""
     run = LocalRollouts.run
 
-    async def losing(self: LocalRollouts, given: Any, *, plan: RolloutPlan, on_group: Any, **options: Any) -> Any:
+    async def losing(self: LocalRollouts, request: RolloutRequest, *, on_group: Any) -> Any:
         def lose(group: Group) -> Group:
             fault = Fault(where="engine", message="lost")
             return replace(group, rollouts=(replace(group.rollouts[0], fault=fault), *group.rollouts[1:]))
 
-        if plan.salt != "greedy":
-            return await run(self, given, plan=plan, on_group=on_group, **options)
-        first, *others = await run(self, given, plan=plan, on_group=None, **options)
+        if request.plan.salt != "greedy":
+            return await run(self, request, on_group=on_group)
+        first, *others = await run(self, request)
         found = [lose(first), *others]
         for group in found:
             on_group(group)
