@@ -36,7 +36,7 @@ def report(imported: Imported) -> str:
         f"tokenizer: {words}, {cut}; read back, all weights are equal to the bit and the tokens are the same",
     ]
     if not imported.has_template:
-        lines.append("warning: there is no chat template; name a template file in model.chat_template")
+        lines.append("warning: the file has no chat template; name a template file in model.chat_template")
     return "\n".join(lines)
 
 

@@ -128,7 +128,7 @@ def import_gguf(source: Path, out: Path, *, dtype: Dtype = Dtype.FLOAT32, tokeni
 
 
 def _read_header(source: Path) -> _Header:
-    """Raise `ConfigError` for what is no GGUF file, or one of several parts."""
+    """Read it. Raises `ConfigError` for a file that is not a whole GGUF file, or where the package gguf is missing."""
     try:
         with source.open("rb") as file:
             begin = file.read(len(MAGIC))
