@@ -154,7 +154,8 @@ def test_stored_answers_are_given_while_the_service_is_down(options: dict[str, A
 
     async def main() -> list[ToolRecord]:
         async with SERVERS.FaultServer(plan) as server:
-            tool = SearchTool(SearchConfig(url=server.url, when_down="mask", **{**options, "down_s": 60.0}))
+            slow_machine = {"down_s": 60.0, "request_timeout_s": 10.0}  # each of the first 64 must be stored
+            tool = SearchTool(SearchConfig(url=server.url, when_down="mask", **{**options, **slow_machine}))
             known = [f"known {n}" for n in range(64)]
             await played(tool, known, left_s=20.0)
             return await played(tool, [*known, *(f"new {n}" for n in range(64))], left_s=20.0, retries=0)
