@@ -283,7 +283,7 @@ def test_options_behave_as_the_page_says(examples: Path, monkeypatch: pytest.Mon
         with pytest.raises(ConfigError) as caught:
             compose([*chosen, "tools.repeat.params.most=x", "branch_policy.params.max_fork=3"], job="train")
         assert "tools.repeat.params.most" in str(caught.value) and "branch_policy.params.max_fork" in str(caught.value)
-        with pytest.raises(ConfigError, match="max_forks must be at least 0, got -1"):
+        with pytest.raises(ConfigError, match=r"max_forks .* -1"):
             compose([*chosen, "branch_policy.params.max_forks=-1"], job="train")
     finally:
         load_plugins.cache_clear()

@@ -41,7 +41,10 @@ def test_a_sound_configuration_has_no_problems():
         (["rollout.deadline_s=nan"], "rollout.deadline_s=nan: must be over 0"),
         (["tools=[echo]", "tools.echo.concurrency=0"], "tools.echo.concurrency=0: must be at least 1"),
         (["cluster.name=mars"], "cluster.name=mars: allowed: local, ray"),
-        (["run.name=../x"], "run.name=../x: allowed: letters"),
+        (
+            ["run.name=../x"],
+            "run.name=../x: allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128",
+        ),
         ([*DETERMINISTIC, "run.threads=4"], "run.deterministic=true: needs run.threads=1, got 4"),
         ([*DETERMINISTIC, "model.device=cuda"], "run.deterministic=true: holds on CPU only"),
         ([*DETERMINISTIC, "engine.params.slots=31"], "slots of at least rollout.max_concurrent=32, got 31"),

@@ -44,19 +44,16 @@ Problems = Callable[..., list[str]]
         (["branch_policy=null"], ["branch_policy: null is no choice; allowed: none, random"]),
         (["branch_policy.name=random"], ["choose with branch_policy=random"]),
         (["advantage=rloo", "advantage.params.x=1"], ["'rloo' takes no options"]),
-        (
-            ["branch_policy=random", "branch_policy.params.probability=2"],
-            ["probability must be at least 0 and at most 1, got 2"],
-        ),
-        (
-            ["branch_policy=random", "branch_policy.params.initial_rollouts=0"],
-            ["initial_rollouts must be at least 1, got 0"],
-        ),
+        (["branch_policy=random", "branch_policy.params.probability=2"], ["branch_policy.params.probability ", " 2"]),
+        (["branch_policy=random", "branch_policy.params.initial_rollouts=0"], ["params.initial_rollouts ", " 0"]),
         (["tools=[echo]", "tools.echo.params.x=1"], ["'echo' takes no options"]),
         (["tools.python.timeout_s=1"], ["tools.python.timeout_s: 'python' is not chosen; add tools=[python]"]),
         (["tools=[python]", "tools.python.params.memory=1"], ["Did you mean 'tools.python.params.memory_mb'?"]),
         (["tools=[python]", "tools.python.params.memory_mb=much"], ["memory_mb: expected int, got 'much'"]),
-        (["tools=[python]", "tools.python.params.memory_mb=0"], ["tools.python.params.memory_mb must be at least 1"]),
+        (
+            ["tools=[python]", "tools.python.params.memory_mb=0"],
+            ["tools.python.params.memory_mb must be at least 1, got 0"],
+        ),
         (["tools=[python]", "tools.python.params={level: odd}"], ["tools.python.params: "]),
         (["tools=[search]"], ["tools.search.params.key: missing"]),
         (["experiment=nope"], ["experiment: no 'nope'", "hydra_configs/"]),
@@ -121,26 +118,18 @@ def test_all_mistakes_are_reported_together(problems: Problems):
 
 
 def test_a_wrong_value_is_told_with_wrong_keys_and_missing_ones(problems: Problems):
-    typo = "model.pth: no such key. Did you mean 'model.path'? model has: "
     found = problems(
         "model.pth=m", "evaluate.k=0", "tools=[python]", "tools.python.timeout_s=0", "tools.python.params.memory_mb=0",
         "run.name=a b", job="eval",
     )  # fmt: skip
-    assert found[0].startswith(typo)
-    assert found[1:] == [
-        "model.path: missing; set it, as in model.path=…",
-        "tools.python.params.memory_mb must be at least 1, got 0",
-        "tools.python.timeout_s=0.0: must be over 0",
-        "evaluate.k=0: must be at least 1",
-        "run.name=a b: allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters",
-    ]
+    starts = ["model.pth: ", "model.path: ", "tools.python.params.memory_mb ", "tools.python.timeout_s=0.0: ",
+              "evaluate.k=0: ", "run.name=a b: "]  # fmt: skip
+    assert [problem[: len(start)] for problem, start in zip(found, starts, strict=True)] == starts
 
 
 def test_a_value_of_a_component_that_nobody_offers_is_not_looked_at(problems: Problems):
-    assert problems(MODEL, "tools.a.use=nope", "tools.a.timeout_s=0", "train.steps=0") == [
-        *problems(MODEL, "tools.a.use=nope"),
-        "train.steps=0: must be at least 1",
-    ]
+    *found, steps = problems(MODEL, "tools.a.use=nope", "tools.a.timeout_s=0", "train.steps=0")
+    assert found == problems(MODEL, "tools.a.use=nope") and steps.startswith("train.steps=0: ")
 
 
 def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Problems):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ramet.types.option import Allowed, option
+from ramet.types.option import Allowed, option, option_problems
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,3 +34,7 @@ def test_default_help_and_range_are_those_of_the_field() -> None:
 def test_a_value_that_is_not_allowed_is_told_what_is(allowed: Allowed, good: object, bad: object, problem: str) -> None:
     assert allowed.problem(good) is None and allowed.problem(None) is None
     assert allowed.problem(bad) == problem
+
+
+def test_a_problem_names_its_option_and_its_value() -> None:
+    assert list(option_problems(Options(share=2))) == ["share must be at least 0 and at most 1, got 2"]

@@ -125,7 +125,7 @@ def test_the_checkpoint_just_saved_is_not_pruned_for_newer_broken_ones(tmp_path:
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^keep .* 0$"):
         Checkpoints(tmp_path, keep=0)
 
 

@@ -6,8 +6,6 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-import pytest
-
 from ramet.rollout.branching.stored_prefix import StoredPrefixes
 from ramet.rollout.config import StoredPrefixConfig
 from ramet.testing import check_branch_policy
@@ -23,7 +21,6 @@ from ramet.types import (
     Task,
     user_prompt,
 )
-from ramet.types.option import option_problems
 
 PREFIXES = tuple(PrefixView(n_tokens=10 * n, turns=n, reward=float(n % 2)) for n in (1, 2, 3))
 
@@ -53,9 +50,3 @@ def test_without_prefixes_and_for_what_is_left_it_starts_from_the_prompt() -> No
     assert decide(Start(), prefixes=(), probability=1) == [StartRoots(n=6)]
     assert decide(Idle(), probability=1, left=2) == [StartRoots(n=2)]
     assert decide(Finished(rollout="0", stop=StopReason.ANSWER), probability=1) == []
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5])
-def test_a_probability_that_is_none_is_refused(value: float) -> None:
-    [problem] = option_problems(StoredPrefixConfig(probability=value))
-    assert problem == f"probability must be at least 0 and at most 1, got {value}"

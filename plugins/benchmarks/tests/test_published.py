@@ -134,12 +134,8 @@ def test_options_of_a_judge_are_those_of_llm_judge() -> None:
     judge = JudgeConfig(ask=True, max_tokens=4000, extra={"reasoning_effort": "low"})
     made = built("gaia", judge=judge).metrics.rewards["judge"].config  # type: ignore[attr-defined]
     assert (made.max_tokens, made.extra) == (4000, {"reasoning_effort": "low"})
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^benchmarks\.gaia\.params\.judge: reward 'llm_judge' .*: max_tokens .* 0$"):
         built("gaia", judge=JudgeConfig(ask=True, max_tokens=0))
-    assert str(caught.value) == (
-        "benchmarks.gaia.params.judge: reward 'llm_judge' of plugin 'rewards' (ramet-rewards): max_tokens must be "
-        "over 0, got 0"
-    )
 
 
 def test_samples_have_gold_answers_of_all_kinds() -> None:

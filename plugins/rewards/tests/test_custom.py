@@ -142,9 +142,8 @@ def test_a_file_that_is_not_there_or_no_python_is_refused_when_it_is_built(file:
     file.write_text("def f(:")
     with pytest.raises(ConfigError, match=r"params\.path: .*my_reward\.py is not Python: "):
         Custom(CustomConfig(path=str(file)))
-    assert list(option_problems(CustomConfig(workers=0, timeout_s=0))) == [
-        "workers must be over 0, got 0", "timeout_s must be over 0, got 0"
-    ]  # fmt: skip
+    problems = option_problems(CustomConfig(workers=0, timeout_s=0))
+    assert [problem.split()[0] for problem in problems] == ["workers", "timeout_s"]
 
 
 def test_a_function_that_the_file_does_not_have_is_refused_when_it_is_built(file: Path) -> None:

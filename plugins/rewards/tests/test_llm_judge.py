@@ -132,7 +132,8 @@ def test_what_the_judge_sets_itself_is_no_extra() -> None:
     with pytest.raises(ValueError) as caught:
         LlmJudgeConfig(extra={"temperature": 1, "n": 2, "seed": 3})
     assert str(caught.value) == ("extra holds n, temperature; allowed: parameters that the judge does not set itself")
-    assert list(option_problems(LlmJudgeConfig(max_tokens=0))) == ["max_tokens must be over 0, got 0"]
+    [problem] = option_problems(LlmJudgeConfig(max_tokens=0))
+    assert problem.startswith("max_tokens ")
 
 
 @pytest.mark.parametrize(

