@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="of runs by the clock on the wall (at most 15)")
     parser.add_argument("--only", default="", help="cases whose name begins so")
     arguments = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as `ramet` does
     logging.getLogger("ramet").setLevel(logging.ERROR)  # a masked rollout is expected here
     fixture = Fixture()
     chosen = [case for case in cases(arguments.repeats) if case.name.startswith(arguments.only)]

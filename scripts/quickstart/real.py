@@ -51,7 +51,7 @@ from ramet.train import training as train
 
 RECIPE = "quickstart_smollm2"
 NAME = "smollm2"  # of the model that is fetched
-ROUNDS = 3  # passes over the traces of SFT at most
+ROUNDS = 8  # passes over the traces of SFT at most
 SAMPLES = 2  # rollouts per problem, at temperature 1
 PROBLEMS, OTHER = 60, 30
 PROOF_PROBLEMS = 200

@@ -18,7 +18,7 @@ from random import Random
 
 from data import call
 
-TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 160, 32
+TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 64, 24
 QUESTION = "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ann gives 957 pens to Ben. How many pens does Ann have now?"
 THINGS = ("pens", "cards", "bolts", "beads", "tiles", "seeds", "books", "coins")
 NAMES = ("Ann", "Ben", "Carla", "David", "Eva", "Farid", "Grace", "Hugo")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from array import array
+from collections.abc import Iterator
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -27,9 +28,13 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return Encoder(make_tokenizer())
+@pytest.fixture(scope="module", params=["with a pool of threads", "without"])
+def encoder(request: pytest.FixtureRequest) -> Iterator[Encoder]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+        if request.param == "without":
+            patch.setenv("TOKENIZERS_PARALLELISM", "false")
+        yield Encoder(make_tokenizer())
 
 
 @pytest.mark.parametrize("token", ADDED)

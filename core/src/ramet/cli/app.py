@@ -7,6 +7,7 @@ asked to end (SIGTERM).
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from ramet.tracking.log import set_up_logging
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Without `arguments` this is all that the process does."""
+    if arguments is None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded one by one (`models/encoder.py`)
     try:
         code = _main(arguments)
     finally:

@@ -8,6 +8,7 @@ or pose as the user. Therefore untrusted text goes through a second tokenizer th
 from __future__ import annotations
 
 import json
+import os
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from ramet.errors import ConfigError
 from ramet.models.chat_template import ChatTemplate
 from ramet.types import Insert, Markup, Message, ToolSchema, Untrusted
 
+THREADS = "TOKENIZERS_PARALLELISM"  # "false": the tokenizers library starts no pool of threads
 END_OF_CALL = "<|eom_id|>"  # ends a message of Llama 3.1 that calls a tool, where others end with `<|eot_id|>`
 
 
@@ -180,19 +182,26 @@ class _Python:
 
 class _Rust:
     """Copies of the tokenizers library's own object, which give the same ids. Through transformers each text costs
-    twice the CPU time and wakes a pool of threads, which was most of the rollout loop's cost.
+    twice the CPU time and wakes a pool of threads, which was most of the rollout loop's cost. Where the pool is turned
+    off, as the command line does, the call without positions of characters is used: it takes a fifth less.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(state))
         self._plain = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+        self._is_alone = os.environ.get(THREADS) == "false"
 
     def markup(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(self._tokenizer, text)
 
     def untrusted(self, text: str) -> list[int]:
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return self._ids(self._plain, text)
+
+    def _ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        if self._is_alone:
+            return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -78,7 +78,8 @@ class RolloutTurn:
         self._is_over_limit = False
         self._is_over = False
         self._record = live.turns[-1]
-        self._n_earlier_calls = len(live.tool_calls)
+        self._n_earlier_calls = sum([len(turn.calls) for turn in live.turns])
+        self._shared = live.sampled_in_turn  # its parent's, in the turn in which a fork begins
         self._begun: list[str] = []  # the tools of this turn's calls, in the order in which they were made
         self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
         self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
@@ -137,7 +138,7 @@ class RolloutTurn:
             task=self.context.task,
             rollout=live.key.path,
             turn=self.number,
-            response=live.response[: len(live.response) - sum(len(s.text) for s in live.sampled_in_turn)],
+            response=live.response[: len(live.response) - sum([len(s.text) for s in self._shared])],
             n_tool_calls=self._n_earlier_calls,
             environment=self.environment,
         )
@@ -190,8 +191,8 @@ class RolloutTurn:
         except RolloutFailed as error:
             self._failure = error
             raise
-        if live.sampled_in_turn:
-            shared = "".join(segment.text for segment in live.sampled_in_turn)
+        if self._shared:
+            shared = "".join(segment.text for segment in self._shared)
             completion = ended_at_stop(completion, shared, request.sampling.stop, context.encoder)
         seconds = time.perf_counter() - started
         live.add_stat("generate_s", seconds)
@@ -233,7 +234,7 @@ class RolloutTurn:
         if report is None or self.live.finished:
             return
         k = self.context.config.first_tokens
-        shared = [entropy for segment in self.live.sampled_in_turn for entropy in segment.entropies or ()]
+        shared = [entropy for segment in self._shared for entropy in segment.entropies or ()]
         report(self.live, Phase.FIRST, self.number, (*shared[:k], *entropies[:k])[:k] if entropies else ())
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
