@@ -15,7 +15,7 @@ from ramet.plugins.registry import Entry
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("benchmarks.files.params.paths is empty", "benchmarks.mine.params.paths is empty"),
+        ("benchmarks.files.params.x is 0", "benchmarks.mine.params.x is 0"),
         ("benchmarks.files has no split 'x'", "benchmarks.mine has no split 'x'"),
         ("see benchmarks.files.split", "see benchmarks.mine.split"),
         (

@@ -73,10 +73,9 @@ def test_an_empty_gold_answer_is_a_bad_row_that_can_be_skipped(tmp_path: Path):
     path = json_lines(tmp_path / "d.jsonl", [published_row("q"), published_row("r", " "), published_row("s", None)])
     with pytest.raises(ConfigErrors) as caught:
         load_tasks([path])
-    assert caught.value.problems == [
-        f"{path}, row 2: column reward_model.ground_truth: expected a text that is not empty, got ' '",
-        f"{path}, row 3: column reward_model.ground_truth: expected a text, a number, or a list of them, got None",
-    ]
+    empty, none = caught.value.problems
+    assert empty.startswith(f"{path}, row 2: column reward_model.ground_truth: ") and empty.endswith(" ' '")
+    assert none.startswith(f"{path}, row 3: column reward_model.ground_truth: ") and none.endswith(" None")
     assert load_tasks([path], on_bad_row=OnBadRow.SKIP).skipped == 2
 
 

@@ -104,14 +104,11 @@ def test_a_json_array_is_read_as_lines_are_and_a_broken_one_is_named(lines, tmp_
     one, other = load_tasks([lines(*rows)]), load_tasks([str(array)])
     assert one.tasks == other.tasks
     array.write_text(json.dumps([rows[0], {"prompt": "r"}, 7]))
-    assert problems(str(array)) == [
-        f"{array}, row 2: column answer: expected a text, a number, or a list of them, got no value",
-        f"{array}, row 3: not a JSON object: 7",
-    ]
+    answer, number = problems(str(array))
+    assert answer.startswith(f"{array}, row 2: column answer: ") and number.startswith(f"{array}, row 3: not a JSON ")
     array.write_text(json.dumps(rows)[:-1])
-    assert problems(str(array)) == [
-        f"{array}: not a readable JSON array: Expecting ',' delimiter: line 1 column 143 (char 142)"
-    ]
+    [problem] = problems(str(array))
+    assert problem.startswith(f"{array}: not a readable JSON array: ")
 
 
 @pytest.mark.parametrize(
@@ -138,10 +135,10 @@ def test_a_json_array_is_read_as_lines_are_and_a_broken_one_is_named(lines, tmp_
         ({"prompt": "q", "answer": "a", "data_source": 3}, "column data_source: expected a text"),
         ({"prompt": "a\0b", "answer": "a"}, "NUL or half a surrogate pair"),
         (b'{"prompt": "\\ud800", "answer": "a"}', "NUL or half a surrogate pair"),
-        (b'{"prompt": "q", "answer": NaN}', "not JSON: NaN is not JSON"),
+        (b'{"prompt": "q", "answer": NaN}', "not JSON: NaN"),
         (b'{"prompt": "q", "ans', "not JSON: Unterminated string"),
-        (b"[1, 2]", "not a JSON object: [1, 2]"),
-        (b'{"prompt": "\xff"}', "not UTF-8 at byte 12 of the line"),
+        (b"[1, 2]", ": [1, 2]"),
+        (b'{"prompt": "\xff"}', "not UTF-8 at byte 12"),
     ],
 )
 def test_a_bad_row_is_named_with_file_row_column_and_value(lines, row: Any, expected: str):
@@ -161,15 +158,15 @@ def test_a_row_nested_without_end_is_a_bad_row(lines):
     path = lines({"prompt": "p", "answer": "1"})
     with Path(path).open("a") as file:
         file.write('{"prompt": "p", "answer": "1", "extra": ' + "[" * 900 + "]" * 900 + "}\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"data\.jsonl, row 2: nested "):
         load_tasks([path])
-    assert str(caught.value) == f"{path}, row 2: nested more than 64 levels deep"
     assert main(["data", "inspect", str(path), "rollout_step.system_prompt=never"]) == 1
 
 
 def test_a_wrong_type_in_parquet_is_named_by_row(parquet):
     path = parquet([{"prompt": "q", "answer": "a"}, {"prompt": None, "answer": "b"}])
-    assert problems(path) == [f"{path}, row 2: column prompt: expected a text that is not empty, got None"]
+    [problem] = problems(path)
+    assert problem.startswith(f"{path}, row 2: column prompt: ") and problem.endswith(" None")
 
 
 def test_all_bad_rows_are_reported_together_and_many_are_counted(lines):
@@ -218,11 +215,9 @@ def test_what_a_reward_cannot_judge_is_a_bad_row_of_files_and_benchmarks(lines):
     paths = [first, other, "benchmark:numbers/test"]
     with pytest.raises(ConfigErrors) as caught:
         load_tasks(paths, build=lambda name: Numbers(), check=is_number)
-    assert caught.value.problems == [
-        f"{first}, row 2; {other}, row 1; benchmark:numbers/test, row 3: rewards.sums: the gold answer 'many' is no "
-        "number",
-        f"{other}, row 2: column prompt: expected a text that is not empty, got ''",
-    ]
+    unjudged, empty = caught.value.problems
+    assert unjudged.startswith(f"{first}, row 2; {other}, row 1; benchmark:numbers/test, row 3: rewards.sums: ")
+    assert empty.startswith(f"{other}, row 2: column prompt: ")
     options = {"build": lambda name: Numbers(), "check": is_number, "on_bad_row": OnBadRow.SKIP}
     found = load_tasks(paths, **options)
     assert ([task.id for task in found.tasks], found.skipped) == (["one/0", "n/0", "n/1", "n/3"], 4)

@@ -174,7 +174,7 @@ def test_arguments_nested_without_end_are_told_and_never_become_a_call() -> None
     context = scripted_generate([f'<add>{{"a": {"[" * 500}{"]" * 500}, "b": 2}}</add>'], [json_tool()])
     result = turn(context)
     assert context.calls == []
-    assert "The add call is nested more than 64 levels deep. Expected: " in text_of(result)
+    assert "The add call is nested " in text_of(result)
 
 
 def test_arguments_that_are_no_json_to_others_never_become_a_call() -> None:

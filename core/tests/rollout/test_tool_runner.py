@@ -363,7 +363,7 @@ def test_arguments_nested_without_end_are_refused() -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep]
-    assert argument_problem(SCHEMA, {"x": deep}) == f"{SCHEMA.name}: the arguments are nested more than 64 levels deep"
+    assert (argument_problem(SCHEMA, {"x": deep}) or "").startswith(f"{SCHEMA.name}: the arguments are nested ")
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,7 @@ def test_files_that_cannot_be_read_are_named(stopped: Path, capsys: pytest.Captu
     layout = stopped / "checkpoints/layout.json"
     layout.write_text("{")
     assert main(["checkpoints", str(stopped)]) == 1
-    assert capsys.readouterr().err == (
-        f"error: {layout}: does not say how the checkpoints were written: Expecting property name enclosed in double "
-        "quotes: line 1 column 2 (char 1)\n"
-    )
+    assert capsys.readouterr().err.startswith(f"error: {layout}: does not say how the checkpoints were written: ")
     assert len(SftLayout().check(layout.parent)) == 1
     layout.unlink()
     (stopped / "sft.json").write_text("[]")

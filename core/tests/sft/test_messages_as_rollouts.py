@@ -221,16 +221,10 @@ def test_malformed_messages_are_found_before_anything_is_trained() -> None:
         return [{"role": "assistant", "content": text}, *tools, {"role": "assistant", "content": "done"}]
 
     broken = "<tool_call>\n{oops}\n</tool_call>"
-    assert faults(
+    extra, (row, no_json) = faults(
         STEP, reply(call("qwen2.5", "1"), "1"), reply(call("qwen2.5", "1"), "1", "2"), reply(broken, "1")
-    ) == [
-        (2, "2 results for 1 calls"),
-        (
-            3,
-            "The tool call is not valid JSON: Expecting property name enclosed in double quotes (character 1). "
-            'Expected: <tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": VALUE}}\n</tool_call>',
-        ),
-    ]
+    )
+    assert extra == (2, "2 results for 1 calls") and row == 3 and "not valid JSON" in no_json
     apart = [{"role": "assistant", "tool_calls": [{"name": "echo", "arguments": {}}]}, *reply("x", "1")[1:]]
     assert faults(STEP, apart) == []
     assert faults(Tags(TagsConfig()), apart) == [

@@ -64,11 +64,8 @@ def test_data_in_the_folder_is_validated_and_samples_of_the_rest(
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"question": "?"}], "PROBLEM {path}, row 1: no key 'answer' (or null); found question"),
-        (
-            [*GSM8K, {"question": "?"}],
-            "PROBLEM cannot load: split 'test': {path}, row 3: no key 'answer' (or null); found question",
-        ),
+        ([{"question": "?"}], "PROBLEM {path}, row 1: no key 'answer' "),
+        ([*GSM8K, {"question": "?"}], "PROBLEM cannot load: split 'test': {path}, row 3: no key 'answer' "),
     ],
 )
 def test_data_that_is_wrong_is_a_problem_and_not_taken_for_absent(
@@ -76,7 +73,7 @@ def test_data_that_is_wrong_is_a_problem_and_not_taken_for_absent(
 ) -> None:
     path = written(tmp_path / "gsm8k" / "test.jsonl", rows)
     lines = printed(capsys, "validate", "gsm8k", "aime24", "--data", tmp_path, code=1)
-    assert " ".join(lines[1].split()).partition("PROBLEM")[1:] == said.format(path=path).partition("PROBLEM")[1:]
+    assert said.format(path=path) in " ".join(lines[1].split())
     assert lines[2].split() == ["aime24", "sample", "3", "ok"]
 
 
@@ -84,7 +81,7 @@ def test_duplicate_ids_are_a_problem(capsys: pytest.CaptureFixture[str], tmp_pat
     row = {"id": 1, "question": "?", "answer": 3}
     path = written(tmp_path / "aime24" / "test.jsonl", [row, row])
     lines = printed(capsys, "validate", "aime24", "--data", tmp_path, code=1)
-    assert lines[1].endswith(f"row 2: the id 'aime24/test/1' is also that of {path}, row 1; ids must be unique")
+    assert "row 2: the id 'aime24/test/1' " in lines[1] and f" {path}, row 1; " in lines[1]
 
 
 def test_a_wrong_split_and_a_benchmark_that_needs_options_are_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,10 +89,9 @@ def test_a_wrong_split_and_a_benchmark_that_needs_options_are_said(capsys: pytes
     assert lines[1].endswith("PROBLEM cannot load: split 'valid': benchmarks.gsm8k has no split 'valid'; allowed: "
                              "train, test, sample")  # fmt: skip
     lines = printed(capsys, "validate", "files", code=1)
-    assert " ".join(lines[1].split()) == (
-        "files - - PROBLEM benchmarks.files.params.paths is empty; name at least one file of JSON lines; "
-        "benchmarks.files.params.metrics is empty; name at least one with its reward, as in {em: qa_em}"
-    )
+    said = " ".join(lines[1].split())
+    assert said.startswith("files - - PROBLEM benchmarks.files.params.paths is empty")
+    assert "; benchmarks.files.params.metrics is empty" in said
 
 
 def test_an_instance_that_was_chosen_and_cannot_be_checked_is_a_problem(
@@ -107,12 +103,10 @@ def test_an_instance_that_was_chosen_and_cannot_be_checked_is_a_problem(
     for more in ((), ("benchmarks.mine.params.metrics={em: qa_em}",)):
         _, row = printed(capsys, "validate", *mine, *more, code=1)
         said[more] = " ".join(row.split())
-    assert list(said.values()) == [
-        "mine - - PROBLEM benchmarks.mine.params.metrics is empty; name at least one with its reward, as in {em: "
-        "qa_em}",
-        "mine test - PROBLEM cannot load: split 'test': benchmarks.mine.params.paths: no file 'q.jsonl' (working "
-        f"directory {tmp_path})",
-    ]
+    empty, absent = said.values()
+    assert empty.startswith("mine - - PROBLEM benchmarks.mine.params.metrics is empty")
+    loading = "mine test - PROBLEM cannot load: split 'test': benchmarks.mine.params.paths: "
+    assert absent.startswith(loading) and "'q.jsonl'" in absent
     rows = printed(capsys, "validate", *mine[1:], code=1)
     assert [row.split()[3] for row in rows if row.startswith(("mine ", "files "))] == ["not", "PROBLEM"]
 

@@ -87,8 +87,9 @@ def test_every_bad_row_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     source, out = written(tmp_path / "p.jsonl", rows), tmp_path / "corpus"
     with pytest.raises(ConfigError) as caught:
         corpus(["build", str(source), "--out", str(out)])
-    assert str(caught.value).splitlines() == [
-        f"{source}:2: not JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)",
+    no_json, *others = str(caught.value).splitlines()
+    assert no_json.startswith(f"{source}:2: not JSON: ")
+    assert others == [
         f"{source}:3: not a JSON object: [1]",
         f"{source}:4: no text under text or contents or content or passage (it has title)",
         f"{source}:5: no text under text or contents or content or passage (it has text)",
@@ -109,7 +110,7 @@ def test_half_a_surrogate_pair_is_a_bad_row_and_in_a_cache_a_question_mark(tmp_p
     source.write_text('{"text": "\\ud800 odd"}\n')
     with pytest.raises(ConfigError) as caught:
         corpus(["build", str(source), "--out", str(out)])
-    assert str(caught.value) == (f"{source}:1: text with half a surrogate pair\n--skip-bad-rows leaves such rows out")
+    assert str(caught.value).splitlines()[0] == f"{source}:1: text with half a surrogate pair"
     value = {"items": [{"text": "\ud800 odd"}], "provider": "p", "fetched_at": 1}
     source.write_text(json.dumps({"key": "0" * 64, "value": value}) + "\n")
     assert corpus(["build", str(source), "--out", str(out)]) == 0
