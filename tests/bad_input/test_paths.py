@@ -58,7 +58,7 @@ def test_a_path_where_nothing_can_be_written_is_named(train, tasks, tmp_path, fo
 
 def test_a_relative_path_is_that_of_the_working_directory_and_a_missing_one_says_which(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigErrors, match=rf"rows\.jsonl: no such file \(working directory: {tmp_path}\)"):
+    with pytest.raises(ConfigErrors, match=rf"rows\.jsonl: no such file .*{tmp_path}\)"):
         run(compose([*train, "data.train=[rows.jsonl]"], job="train"))
     assert Path.cwd() == tmp_path and list(tmp_path.iterdir()) == []
 

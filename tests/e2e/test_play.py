@@ -118,29 +118,22 @@ def test_a_reader_that_goes_away_breaks_nothing(keys: list[str], environment: di
 
 
 @pytest.mark.parametrize(
-    ("words", "errors"),
+    ("words", "said"),
     [
-        (["what", "is", "it"], ["play: one question, got 3: 'what', 'is', 'it'; put it in quotes"]),
-        (["one", "--n", "0"], ["--n 0: must be at least 1 and at most rollout.max_concurrent=256"]),
-        (["one", "run.name=x"], ["run.name: `ramet play` does not read it; leave the key out"]),
-        (["one", "rollout.group_size=2"], ["rollout.group_size: `ramet play` does not read it; set --n"]),
-        (
-            ["one", "policy.lr=1"],
-            ["policy.lr: `ramet play` does not build the section 'policy' (built by: train); leave the key out"],
-        ),
-        (["one", "tools=[e2e_digst]"], None),
+        (["what", "is", "it"], "play: .* 3: 'what', 'is', 'it'; "),
+        (["one", "--n", "0"], r"--n 0: .* rollout\.max_concurrent=256$"),
+        (["one", "run.name=x"], r"run\.name: "),
+        (["one", "rollout.group_size=2"], r"rollout\.group_size: .* set --n$"),
+        (["one", "policy.lr=1"], r"policy\.lr: .* 'policy' "),
+        (["one", "tools=[e2e_digst]"], "tools: no 'e2e_digst'.*'e2e_digest'"),
     ],
 )
 def test_mistakes_are_met_before_anything_starts(
-    ramet, keys: list[str], tmp_path: Path, words: list[str], errors: list[str] | None
+    ramet, keys: list[str], tmp_path: Path, words: list[str], said: str
 ) -> None:
     ended = ramet("play", *keys, *words, cwd=tmp_path)
-    assert ended.code == 1 and ended.out == ""
-    if errors is None:
-        [error] = ended.errors
-        assert error.startswith("tools: no 'e2e_digst'. Did you mean 'e2e_digest'? Installed: ")
-    else:
-        assert ended.errors == errors
+    [error] = ended.errors
+    assert (ended.code, ended.out) == (1, "") and re.match(said, error)
 
 
 def test_a_rollout_that_infrastructure_failed_is_told_and_is_exit_code_2(

