@@ -139,8 +139,8 @@ def test_a_tokenizer_without_pad_trains_and_says_what_it_pads_with(ramet, worksp
 @pytest.mark.parametrize(
     ("reward", "problem"),
     [
-        ("e2e_nan", " with nan: give a finite number, or None for not judged"),
-        ("e2e_few", "returned 7 scores for 8 rollouts: return one per rollout, None where it cannot judge"),
+        ("e2e_nan", " with nan: "),
+        ("e2e_few", "returned 7 scores for 8 rollouts: "),
     ],
 )
 def test_a_reward_that_breaks_the_contract_stops_the_run(ramet, workspace, tmp_path: Path, reward: str, problem: str):

@@ -83,7 +83,7 @@ def test_a_need_that_is_not_served_is_refused(offer: Offer, section: str, needs:
 @pytest.mark.parametrize("needs", [Need.ENTROPY, [Need.ENTROPY], "entropy"])
 def test_needs_that_are_not_a_set_are_named(offer: Offer, needs: object) -> None:
     offer("advantage", needs=needs)
-    with pytest.raises(PluginError, match=r"needs is .*: set it to a frozenset of Need"):
+    with pytest.raises(PluginError, match=r"needs is .*: set it to a frozenset"):
         problems("advantage=mine")
 
 
@@ -157,9 +157,8 @@ def test_a_loss_may_demand_its_aggregation(offer: Offer, mode: LossAggregation) 
 @pytest.mark.parametrize("loss", ["gspo", "gmpo"])
 def test_a_ratio_by_sequence_is_refused_with_weights_by_token(loss: str) -> None:
     modes = "seq-mean-token-mean or seq-mean-token-sum or seq-mean-token-sum-norm"
-    assert problems(f"policy_loss={loss}") == [
-        f"policy_loss={loss} is right only with train.loss_aggregation={modes}, got token-mean"
-    ]
+    [problem] = problems(f"policy_loss={loss}")
+    assert problem.startswith(f"policy_loss={loss} ") and f"train.loss_aggregation={modes}, got token-mean" in problem
     assert problems(f"algorithm={loss}") == []
 
 
@@ -207,11 +206,9 @@ def test_a_run_is_refused_for_all_of_it_at_once(offer: Offer, tmp_path: Path) ->
     ]
     with pytest.raises(ConfigErrors) as caught:
         prepare(compose(overrides, job="train"))
-    assert [
-        "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy, late_events, "
-        "prefixes, rewards",
-        "policy_loss=mine is right only with train.loss_aggregation=seq-mean-token-mean, got token-mean",
-    ] == [problem for problem in caught.value.problems if "=mine" in problem]
+    need, aggregation = (problem for problem in caught.value.problems if "=mine" in problem)
+    assert need.startswith("branch_policy=mine needs values")
+    assert aggregation.endswith(" train.loss_aggregation=seq-mean-token-mean, got token-mean")
 
 
 def test_a_tool_set_that_cannot_be_reached_is_an_outage(offer: Offer, tmp_path: Path) -> None:

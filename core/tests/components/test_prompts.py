@@ -106,20 +106,15 @@ def test_hermes_leaves_the_tools_to_the_template_and_refuses_one_that_does_not_t
     question = Task(id="t", prompt=user_prompt("q"))
     assert check_prompts(config(model, template, hermes)) == []
     assert rendered(config(model, template, hermes), question) == "[calc(text)]user: q\nassistant:"
-    assert check_prompts(config(model, hermes)) == [
-        "rollout_step=hermes: the chat template reads no `tools`; give one that does as model.chat_template, or set "
-        "rollout_step.tools_in_template=false to have the rollout step describe the tools"
-    ]
+    [problem] = check_prompts(config(model, hermes))
+    assert problem.startswith("rollout_step=hermes: ") and "rollout_step.tools_in_template=false" in problem
     own = config(model, hermes, "rollout_step.tools_in_template=false")
     assert check_prompts(own) == []
     assert rendered(own, question).startswith("<|system|>You can use these tools, each described by a JSON schema:")
     deaf = TEMPLATE.replace("{{ m['role'] }}", "{{ raise_exception('no') if m.role == 'tool' else m.role }}")
     (model.parent / "deaf.jinja").write_text(deaf)
-    assert check_prompts(config(model, f"model.chat_template={model.parent}/deaf.jinja", hermes)) == [
-        "rollout_step=hermes: the chat template does not take messages of roles ['tool', 'tool']: model.chat_template: "
-        "cannot render a conversation of roles ['user', 'assistant', 'tool', 'tool']: no; give another one as "
-        "model.chat_template"
-    ]
+    [problem] = check_prompts(config(model, f"model.chat_template={model.parent}/deaf.jinja", hermes))
+    assert problem.startswith("rollout_step=hermes: the chat template does not take messages of roles ['tool', 'tool']")
 
 
 def test_the_steps_description_is_appended_to_the_tasks_own_system_message(model: Path) -> None:
@@ -166,12 +161,9 @@ def test_tools_whose_names_cannot_be_tags_are_one_problem_among_the_others(model
     """A server of MCP names its tools as it likes."""
     chosen = config(model, "rollout_step.tools_in_template=true")
     found = ToolNames(schemas={"repo/read": echo_tool("repo/read").schema})
-    assert prompts.check_prompts(Components(chosen).step, chosen, found) == [
-        "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
-        "model.chat_template, or let the rollout step describe the tools",
-        "tools: the rollout step `tags` cannot write these names as tags: 'repo/read'; allowed: letters, digits and "
-        "_ . -, a letter or _ first. Take rollout_step=hermes, or leave them out: a server of MCP by params.tools",
-    ]
+    template, names = prompts.check_prompts(Components(chosen).step, chosen, found)
+    assert template.startswith("rollout_step.tools_in_template=true: ")
+    assert names.startswith("tools: ") and "'repo/read'" in names
 
 
 def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
@@ -188,10 +180,8 @@ def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
         "rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
     ]
     always = config(model, "rollout_step.system_prompt=always")
-    assert describe_foreign_tags({"search": ["t/0"]}, always, tool_names(always)) == (
-        "prompts of tasks name tags of no tool that they may use: <search> in 1 (t/0); configured: calc. A call of one "
-        "is answered with an error. Configure the tool, or name tags of no tool in rollout_step.params.other_tags"
-    )
+    said = describe_foreign_tags({"search": ["t/0"]}, always, tool_names(always))
+    assert "<search> in 1 (t/0); configured: calc." in said and "system_prompt=always" not in said
     assert foreign_tags(always, tasks) == {}
     assert foreign_tags(config(model, "rollout_step.params.other_tags=[search]"), tasks) == {}
 

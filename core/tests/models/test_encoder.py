@@ -248,12 +248,9 @@ def test_prompts_without_chat_markup_are_the_same_either_way() -> None:
 
 @pytest.mark.parametrize("template", ["{{ 'a' * 10**8 }}", "{{ 'a' * 10**15 }}"])
 def test_a_template_that_writes_without_end_is_refused(template: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    too_long = "makes 100000000 characters of a conversation of 1; at most 1000016 are read"
+    with pytest.raises(ConfigError, match=rf"^model\.chat_template: ({too_long}|.*more memory than there is)$"):
         Encoder(make_tokenizer(), template).prompt([Message(role="user", content="x")])
-    assert str(caught.value) in (
-        "model.chat_template: makes 100000000 characters of a conversation of 1; at most 1000016 are read",
-        "model.chat_template: cannot render a conversation of roles ['user']: it needs more memory than there is",
-    )
 
 
 ENDLESS = """

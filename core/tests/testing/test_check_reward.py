@@ -87,7 +87,7 @@ def test_a_good_reward_passes(good: Any) -> None:
     ("broken", "message"),
     [
         (TooFew(), "returned 4 scores for 6 rollouts|returned 3 scores for 6 rollouts"),
-        (per_rollout(lambda r: float("nan")), "with nan: give a finite number"),
+        (per_rollout(lambda r: float("nan")), "with nan: give a finite number, or None for not judged"),
         (per_rollout(lambda r: Score(value=1.0, parts={"f1": float("inf")})), "part 'f1' with inf"),
         (per_rollout(lambda r: "1.0"), "with '1.0': give a float"),  # type: ignore[arg-type,return-value]
         (Sorted(), "do not follow the order"),

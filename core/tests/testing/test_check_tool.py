@@ -192,7 +192,7 @@ def test_a_good_tool_passes(good: Any) -> None:
         (TakesAnything(), "without 'x' gave ToolResult"),
         (Interferes(), "calls at the same time interfere"),
         (NotAsync(), "not async"),
-        (NoText(), "return a ToolResult with a text"),
+        (NoText(), "return a ToolResult"),
         (SaysDeterministic(), "schema.deterministic is True"),
         (ChangesArguments(), "changed the arguments"),
         (with_schema(name="no tag"), "schema.name is 'no tag'"),
@@ -230,10 +230,7 @@ def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
             "('ToolResult', '4'); copy everything",
         ),
         (OpensNothing(), "open returned None: return a state"),
-        (
-            CannotBeReplayed(),
-            "a replay cannot work, nor can forks be compared; draw only from the seed that it is given",
-        ),
+        (CannotBeReplayed(), "; draw only from the seed that it is given"),
         (NeverCloses(), "lacks `async def close(state)`"),
     ],
 )
@@ -265,12 +262,9 @@ def test_examples_stand_in_where_the_schema_says_too_little() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (SaysNotHowItForks, "its attribute 'forks' is 'perhaps'; expected one of 'copy', 'replay', 'none'"),
+        (SaysNotHowItForks, "its attribute 'forks' is 'perhaps'; "),
         (PlainStart, "start"),
-        (
-            OddMetadata,
-            "returned metadata {'seen': {1}}, which is not JSON: Object of type set is not JSON serializable",
-        ),
+        (OddMetadata, "returned metadata {'seen': {1}}, which is not JSON: Object of type set "),
         (OnceAndShared, "schema.deterministic is True and schema.idempotent False"),
     ],
 )
