@@ -212,7 +212,7 @@ def test_a_broken_plugin_hurts_only_a_run_that_selects_from_it(workspace: Worksp
     selecting = compose(workspace, "rewards=[odd_reward]")
     assert selecting.returncode == 1
     assert "rewards: no" in selecting.stderr and "'odd_reward'" in selecting.stderr
-    assert "Plugins that failed to load: odd" in selecting.stderr
+    assert "failed to load: odd" in selecting.stderr
 
 
 def test_one_name_from_two_packages_is_fatal_and_names_both(workspace: Workspace) -> None:
@@ -266,10 +266,8 @@ def test_the_plugin_name_of_the_core_cannot_be_taken(workspace: Workspace) -> No
 def test_a_name_that_one_plugin_registers_twice_is_its_own_to_remove(workspace: Workspace) -> None:
     workspace.install("dist-odd", "odd", GOOD.format(name="same") + '    register("same", dict)\n')
     ran = workspace.ramet("plugins")
-    assert (ran.returncode, ran.stderr) == (
-        1,
-        "error: reward 'same' is registered twice: plugin 'odd' (dist-odd) does both; remove one\n",
-    )
+    assert ran.returncode == 1 and ran.stderr.startswith("error: reward 'same' ")
+    assert ran.stderr.endswith(" plugin 'odd' (dist-odd) does both; remove one\n")
 
 
 @pytest.mark.parametrize(

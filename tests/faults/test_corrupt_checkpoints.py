@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_world_size_goes_on_with_the_same_weights(worksp
     checkpoint._seal(newest)
     with caplog.at_level(logging.INFO, logger="ramet"):
         workspace.train("ranks", steps=4)
-    assert "was written by 2 policy ranks, now there are 1" in caplog.text
+    assert "written by 2 policy ranks" in caplog.text
     workspace.train("one", steps=4)
     assert (
         contents(workspace.runs / "ranks/checkpoints/step_000004")[:1]

@@ -103,13 +103,11 @@ def test_trackers_that_hang_or_raise_neither_stop_a_run_nor_change_it(workspace,
     assert [line["step"] for line in workspace.metrics("bad")] == [1, 2]
     made = [note for note in notes(bad) if note[0] == "made"]
     assert len(made) == 3 and made[0][1] == "train" and made[0][2] == read_manifest(bad / "manifest.json").id
-    lost = "it has not closed, and the run ends without it"
-    assert sorted(r.getMessage() for r in caplog.records if r.name == "ramet.tracking.background") == [
-        f"tracker hangs: of 3 calls 1 were not made; {lost}",
-        f"tracker hangs_made: of 3 calls 3 were not made; {lost}",
-        "tracker raises failed, the run continues: ConnectionError('no route to host') (faulty_trackers.py:46)",
-        "tracker raises: of 3 calls 2 failed",
-    ]
+    said = sorted(r.getMessage() for r in caplog.records if r.name == "ramet.tracking.background")
+    starts = ["tracker hangs: of 3 calls 1 ", "tracker hangs_made: of 3 calls 3 ", "tracker raises failed, ",
+              "tracker raises: of 3 calls 2 "]  # fmt: skip
+    assert [line[: len(start)] for line, start in zip(said, starts, strict=True)] == starts
+    assert said[2].endswith(": ConnectionError('no route to host') (faulty_trackers.py:46)")
 
 
 def test_a_stopped_and_resumed_run_is_told_with_its_exit_codes(workspace):

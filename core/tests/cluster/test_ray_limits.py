@@ -89,11 +89,8 @@ def test_who_is_cancelled_leaves_the_queue(limiters: RayLimiters) -> None:
 def test_another_rate_in_another_process_is_refused(limiters: RayLimiters) -> None:
     user = ray.remote(User).options(num_cpus=0).remote(cloudpickle.dumps(limiters))
     ray.get(user.call.remote(1))
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(PluginError, match=r"^limiter 'api': .* 7 per s, .* 40 per s; "):
         asyncio.run(limiters.limiter("api", 7).wait())
-    assert str(caught.value) == (
-        "limiter 'api': asked for with 7 per s, and before with 40 per s; a limiter has one rate in all of a run"
-    )
 
 
 def test_places_reasons_and_refusals_cross_processes(limiters: RayLimiters) -> None:

@@ -236,7 +236,7 @@ def test_inspection_and_plan_print_the_warning_too(
         facts = plan(compose(overrides, job="train")).facts
     assert facts["tags"] == "no tool serves <search> (1 prompt): a call is answered with an error"
     assert [expected in record.getMessage() for record in caplog.records].count(True) == 1
-    with pytest.raises(ConfigErrors, match="names tags of no configured tool: search; configured: misled"):
+    with pytest.raises(ConfigErrors, match=r"tags of no .*: search; configured: misled"):
         plan(compose([*overrides, "tools=[misled]"], job="train"))
 
 

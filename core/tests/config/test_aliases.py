@@ -99,11 +99,8 @@ def test_one_that_two_of_ours_may_be_leads_to_both(problems: Problems) -> None:
     ],
 )
 def test_one_in_a_section_of_ours_too(problems: Problems, key: str, instead: str) -> None:
-    data = (
-        "data has: train, valid, columns, max_prompt_tokens, limits, order, weights, difficulty, on_bad_row, "
-        "chat_markup"
-    )
-    assert problems(MODEL, f"{key}=1") == [f"{key}: no such key. Did you mean {instead!r}? {data}"]
+    [problem] = problems(MODEL, f"{key}=1")
+    assert problem.startswith(f"{key}: ") and f" {instead!r}? data has: train, " in problem
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,8 @@ def test_how_sft_is_batched_elsewhere_leads_to_the_step_and_the_budget(
     problems: Problems, key: str, instead: str
 ) -> None:
     has = ", ".join(field.name for field in fields(SftConfig))
-    assert problems(MODEL, f"{key}=1", job="sft") == [f"{key}: no such key. Did you mean {instead!r}? sft has: {has}"]
+    [problem] = problems(MODEL, f"{key}=1", job="sft")
+    assert problem.startswith(f"{key}: ") and problem.endswith(f" {instead!r}? sft has: {has}")
 
 
 def test_a_key_of_a_section_that_the_job_does_not_build_leads_to_the_jobs_own(problems: Problems) -> None:

@@ -40,11 +40,8 @@ def test_a_file_with_one_is_refused_with_the_same_words(workdir: Path) -> None:
     path = workdir / "hydra_configs/experiment/old.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("# @package _global_\ntrain:\n  kl_horizon: 9\n")
-    with pytest.raises(ConfigErrors) as raised:
+    with pytest.raises(ConfigErrors, match=r"^train\.kl_horizon: not a key any more .*; 10000 is in force"):
         compose([MODEL, "experiment=old"], job="train")
-    assert raised.value.problems == [
-        "train.kl_horizon: not a key any more (the last version with it was 0.1.0); 10000 is in force, so leave it out"
-    ]
 
 
 def test_a_sweep_over_one_is_refused_before_its_first_point(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_a_key_that_there_is_not_is_refused():
     ):
         with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
             why(key)
-    with pytest.raises(ConfigErrors, match=r"policy\.lr: expected float, got 'fast'"):
+    with pytest.raises(ConfigErrors, match=r"^policy\.lr: .*'fast'"):
         why("train.steps", "policy.lr=fast")
     with pytest.raises(ConfigErrors, match="branch_policy: no 'arpoo'"):
         why("train.steps", "branch_policy=arpoo")

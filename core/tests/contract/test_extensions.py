@@ -174,10 +174,10 @@ def test_a_tracker_that_cannot_be_made_never_stops_a_run(
     trackers = make_trackers(chosen("file"), TrackedRun(folder=tmp_path, total_steps=2))
     trackers.close()
     assert list(trackers.trackers) == ["jsonl", "run.log"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "tracker file could not be made, the run continues without it: ConnectionError('no route to host') "
-        f"(ledger_plugin.py:{1 + MODULE[: MODULE.index('raise ConnectionError')].count(chr(10))})"
-    ]
+    [message] = [record.getMessage() for record in caplog.records]
+    line = 1 + MODULE[: MODULE.index("raise ConnectionError")].count("\n")
+    assert message.startswith("tracker file could not be made")
+    assert message.endswith(f": ConnectionError('no route to host') (ledger_plugin.py:{line})")
 
 
 def test_a_tracker_that_cannot_be_imported_is_an_error_before_the_start(install: Install) -> None:

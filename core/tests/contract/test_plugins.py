@@ -120,12 +120,12 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_the_others_work(broken: A
 
 def test_the_message_for_a_name_that_a_broken_plugin_would_offer_names_that_plugin() -> None:
     plugins = load(source("odd", raising(ImportError("x"))))
-    with pytest.raises(ConfigError, match=r"no tool named 'add'.*Plugins that failed to load: odd"):
+    with pytest.raises(ConfigError, match=r"no tool named 'add'.* failed to load: odd"):
         plugins.get("tools", "add")
 
 
 def test_two_plugins_with_one_registered_name_are_fatal_and_both_named() -> None:
-    with pytest.raises(DuplicateName, match=r"'one' \(dist-one\) and by plugin 'two' \(dist-two\)"):
+    with pytest.raises(DuplicateName, match=r"'one' \(dist-one\) .*'two' \(dist-two\)"):
         load(source("one", offering("add")), source("two", offering("add")))
 
 

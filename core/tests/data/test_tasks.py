@@ -266,7 +266,7 @@ def test_files_that_cannot_be_read_are_named_together(tmp_path: Path):
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path):
     (tmp_path / "fake.parquet").write_text("a,b,c\n1,2,3\n")
-    assert "fake.parquet, after row 0: not a readable parquet file" in problems(str(tmp_path / "fake.parquet"))[0]
+    assert "fake.parquet, after row 0: not a readable parquet file: " in problems(str(tmp_path / "fake.parquet"))[0]
 
 
 def test_a_pattern_stands_for_its_files_in_order(lines, tmp_path: Path):

@@ -288,6 +288,6 @@ def test_results_without_rollouts_cannot_be_judged(tmp_path: Path, judges: dict[
     partial = PartialResults(tmp_path / "results.json", replace(HEADER, k=1))
     partial.add(played("a", [0], [score(1.0)])[0])
     partial.finish()
-    with pytest.raises(ConfigError, match="its rollouts were not recorded whole"):
+    with pytest.raises(ConfigError, match=r"results\.json: its rollouts were not "):
         run(tmp_path / "results.json", compose(keys("kind"), job="judge"))
     assert json.loads((tmp_path / "results.json").read_text())["rollouts"]["groups"] == 0

@@ -90,7 +90,7 @@ def test_a_missing_tokenizer_is_named(make_shards: MakeShards, tmp_path: Path):
     folder = make_shards(1)
     for file in folder.glob("huggingface/token*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=r"holds no tokenizer; looked for .*tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"holds no tokenizer; .*tokenizer\.json"):
         export_verl(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -183,7 +183,7 @@ class Harmful:
 def test_a_shard_can_run_no_code(make_shards: MakeShards, capsys: pytest.CaptureFixture[str]):
     folder = make_shards(1)
     torch.save({"a": Harmful()}, folder / "model_world_size_1_rank_0.pt")
-    with pytest.raises(ConfigError, match="not a shard that can be loaded safely"):
+    with pytest.raises(ConfigError, match=r"rank_0\.pt: not a shard "):
         read_shards(folder)
     assert "this must not run" not in capsys.readouterr().out
 

@@ -39,9 +39,7 @@ def test_a_line_on_a_full_disk_names_the_file(small_disk: Any):
     small_disk.fill()
     with pytest.raises(OSError) as raised:
         append_line(small_disk.folder / "a.jsonl", "{}")
-    assert os_error_text(raised.value) == (
-        f"{small_disk.folder / 'a.jsonl'}: No space left on device; free some space there"
-    )
+    assert os_error_text(raised.value).startswith(f"{small_disk.folder / 'a.jsonl'}: No space left")
 
 
 def test_a_torn_last_line_is_cut_off_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):

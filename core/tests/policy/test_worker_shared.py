@@ -93,9 +93,7 @@ def test_never_leaves_the_model_and_the_layouts_alone(make_spec: MakeSpec, make_
 
 def test_a_model_that_cannot_share_is_refused(make_spec: MakeSpec, tiny: Path) -> None:
     eager = ModelConfig(path=str(tiny), attention="eager")
-    with pytest.raises(
-        ConfigErrors, match=r"policy\.share_prefixes=always: not with model\.attention=eager; allowed: auto, sdpa"
-    ):
+    with pytest.raises(ConfigErrors, match=r"policy\.share_prefixes=always: .* model\.attention=eager; "):
         PolicyRank(make_spec(model=eager, share_prefixes=ALWAYS))
     assert not has_shared_attention(PolicyRank(make_spec(model=eager)).model.config)
 

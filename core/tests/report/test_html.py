@@ -51,9 +51,8 @@ def test_a_report_follows_no_links(run: Path, tmp_path: Path) -> None:
     letter.write_text("precious")
     for target in (run / "report.html", letter, tmp_path / "nowhere"):
         link.symlink_to(target)
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=f"^report: {link} is there already"):
             write_report(run, link)
-        assert str(caught.value) == f"report: {link} is there already and is no report of Ramet's; name another file"
         link.unlink()
     (tmp_path / ".out.html.tmp").symlink_to(letter)  # what the temporary file was once called
     write_report(run, tmp_path / "out.html")

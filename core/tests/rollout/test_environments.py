@@ -409,7 +409,7 @@ def test_the_reward_environment_becomes_a_metric(
 
 
 def test_the_reward_environment_refuses_bounds_that_are_none() -> None:
-    with pytest.raises(ConfigError, match=r"^params\.clip=\[1\.0, 0\.0\]: allowed: \[lowest, highest\]"):
+    with pytest.raises(ConfigError, match=r"^params\.clip=\[1\.0, 0\.0\]: "):
         EnvironmentReward(EnvironmentConfig(clip=[1.0, 0.0]))
 
 

@@ -142,7 +142,7 @@ def test_an_answer_that_cannot_be_read_ends_its_call_at_once_and_no_other(caplog
     async def use(server: McpServer, tools: Any) -> None:
         reading = asyncio.create_task(tools["block"](call("", seconds=0.3)))
         for answer in (r'{"text": "\ud800"}', "[" * 5000 + "]" * 5000, "{", "null", "[1]"):
-            with pytest.raises(ToolError, match=r"^the server's answer cannot be read: "):
+            with pytest.raises(ToolError, match=r"^the server's answer cannot "):
                 await asyncio.wait_for(tools["lie"](call("", answer=answer)), 30)
         await reading
         assert (await tools["read"](call(""))).text == "0"

@@ -235,12 +235,9 @@ def test_a_file_of_too_many_lines_is_given_up(
     monkeypatch.setattr(record, "FILE_RATIO", 2)
     write_records(tmp_path / "one.jsonl.gz", played)
     path = packed(tmp_path / "many.jsonl.gz", gzip.decompress((tmp_path / "one.jsonl.gz").read_bytes()) * 50)
-    with pytest.raises(ConfigError) as caught:
-        list(read_records(path))
     size = path.stat().st_size
-    assert str(caught.value) == (
-        f"{path}: unpacks to more than {2 * size} bytes, from a file of {size}: damaged, or made to fill the memory"
-    )
+    with pytest.raises(ConfigError, match=rf"^{path}: unpacks to more than {2 * size} bytes, from a file of {size}: "):
+        list(read_records(path))
 
 
 def test_a_line_nested_without_end_is_broken(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_the_data_source_chooses_the_rewards() -> None:
 
 
 def test_a_task_without_a_reward_is_the_users_mistake_and_names_its_source() -> None:
-    with pytest.raises(ConfigError, match=r"'sums/7' of data source 'sums'; configured: other for essays"):
+    with pytest.raises(ConfigError, match=r"'sums/7' of data source 'sums'; .*other for essays"):
         score(group("a"), weighted(per_rollout(length), "other", sources=frozenset({"essays"})))
 
 
@@ -244,7 +244,7 @@ def test_a_reward_is_tried_again_where_that_helps_and_a_mistake_of_its_own_stops
     reward = weighted(fails)
     found = score(group(*"abcd"), reward)
     assert asked == [4] * attempts
-    with pytest.raises(stops_with, match=r"reward 'length' of plugin 'mine' could not judge 4 of 4 .*scoring\.py:"):
+    with pytest.raises(stops_with, match=r"reward 'length' .* 4 of 4 .*scoring\.py:"):
         check_failures([found], [reward])
 
 

@@ -244,12 +244,8 @@ def test_a_policy_that_forks_earlier_turns_of_stateful_rollouts_must_say_so(play
 
 def test_a_state_that_cannot_be_forked_is_refused_before_the_start_if_the_policy_can_fork(play: Play) -> None:
     tool = Counter("none")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^tools\.python: .*\(forks = 'none'\), and {Forks.__module__}\.Forks "):
         run(play, tool, Forks(FirstTokens, 1), group_size=2)
-    assert str(caught.value) == (
-        f"tools.python: its state cannot be forked (forks = 'none'), and {Forks.__module__}.Forks forks rollouts; "
-        "choose branch_policy=none, or another component"
-    )
     assert tool.states == []
     run(play, tool, Forks(FirstTokens, 1), group_size=2, plan=RolloutPlan(branch=False))
     assert (len(tool.states), tool.left_open) == (2, 0)

@@ -181,7 +181,7 @@ def test_arguments_that_are_no_json_to_others_never_become_a_call() -> None:
     context = scripted_generate(['<add>{"a": NaN, "b": 2}</add>'], [json_tool()])
     result = turn(context)
     assert context.calls == []
-    assert "The add call holds NaN or an infinite number, which JSON does not have. Expected: " in text_of(result)
+    assert "The add call holds NaN " in text_of(result)
 
 
 def test_a_tool_with_several_parameters_gets_a_json_object() -> None:

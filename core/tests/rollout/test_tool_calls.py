@@ -147,8 +147,8 @@ def test_metadata_is_recorded_and_read_back(play: Play, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "problem"),
     [
-        ({"a": {1}}, "Object of type set is not JSON serializable"),
-        ({"a": float("nan")}, "Out of range float values are not JSON compliant"),
+        ({"a": {1}}, "Object of type set "),
+        ({"a": float("nan")}, "Out of range float values "),
         (["a"], "it is a list, not a mapping"),
     ],
 )

@@ -310,7 +310,7 @@ def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(encoder: Enco
     tool = echo_tool()
     [(outcome, error)], _ = ends(encoder, tool, [7])
     assert (outcome.status, type(error), tool.calls) == (CallStatus.ERROR, ToolError, [])
-    assert "text must be of type string, got 7" in outcome.text
+    assert re.search(r"\btext must be .* 7\b", outcome.text)
 
 
 SCHEMA = ToolSchema(
@@ -379,4 +379,4 @@ def test_arguments_that_are_no_json_never_reach_a_tool(value: Any, fault: str) -
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    assert "query is missing; n must be of type integer" in (argument_problem(SCHEMA, {"n": "many"}) or "")
+    assert re.search(r"\bquery is missing; n must be .*'many'", argument_problem(SCHEMA, {"n": "many"}) or "")

@@ -93,12 +93,8 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "letter").write_text("")
     (tmp_path / "mine/LOCK").symlink_to(tmp_path / "letter")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^run directory '{tmp_path}/mine' holds .* \(LOCK\)"):
         RunDir.open(tmp_path, "mine")
-    assert str(caught.value) == (
-        f"run directory {str(tmp_path / 'mine')!r} holds what no run has written (LOCK), and no manifest.json of a "
-        "run; choose another run.name or run.root"
-    )
     assert (tmp_path / "letter").read_text() == ""
 
 

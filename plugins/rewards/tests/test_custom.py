@@ -347,7 +347,4 @@ def test_a_wrong_form_is_found_before_the_start_without_running_the_file(
         return
     with pytest.raises(ConfigError) as caught:
         Custom(config)
-    assert str(caught.value) == (
-        f"rewards.custom: {file}: {form} has neither form; allowed: one parameter, a list of dicts, or "
-        "keyword parameters of data_source, solution_str, ground_truth, extra_info"
-    )
+    assert str(caught.value).startswith(f"rewards.custom: {file}: {form} has neither form; ")

@@ -127,10 +127,7 @@ def test_a_redirect_to_a_private_address_is_not_followed(pages: Any) -> None:
     async def steps(tool: FetchTool, server: Any, names: Any) -> None:
         for address in ("http://[::1]/", "http://10.1.2.3/", "http://inside.example/", "file:///etc/passwd"):
             said = await refusal(tool, server.at(f"/to?{address}"))
-            assert said in (
-                f"fetch: {NOT_PUBLIC}",
-                "fetch: only addresses that begin with http:// or https:// can be read",
-            )
+            assert said == f"fetch: {NOT_PUBLIC}" or said.startswith("fetch: only addresses that begin with http")
         assert server.requests == {"/to": 4} and names.asked["inside.example"] == 1
 
     pages(steps, {"inside.example": [["192.168.7.7"]]})
@@ -230,7 +227,7 @@ def test_processes_that_cannot_start_are_our_failure(
         monkeypatch.setattr(process_pool.sys, "executable", "/bin/true")
         with pytest.raises(InfraError) as caught:
             await read(tool, server.at("/article"))
-        assert str(caught.value) == f"the process {EXTRACTOR} did not start: the process ended"
+        assert str(caught.value).startswith(f"the process {EXTRACTOR} did not start: ")
 
     monkeypatch.setattr(process_pool.sys, "executable", str(tmp_path / "no python"))
     pages(steps, cache="off")

@@ -114,9 +114,7 @@ def test_what_is_no_answer_is_never_nothing_found(name: str, answer: Any, monkey
 def test_a_wrong_key_stops_the_run_without_showing_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, sent = asked(name, {"message": "the key k-1 is unknown"}, monkeypatch, status=401)
     assert isinstance(found, ConfigError) and len(sent) == 1
-    assert str(found) == (
-        f"{name}: 401 Unauthorized: the key *** is unknown; look at its key, account, zone and address"
-    )
+    assert str(found).startswith(f"{name}: 401 Unauthorized: the key *** is unknown; ") and "k-1" not in str(found)
 
 
 def test_brave_shows_no_key() -> None:
