@@ -247,10 +247,13 @@ class RealQuickstart:
 
     def _measure_both(self, model: Path) -> dict[str, Measured]:
         data, number = self.folders.data, self.options.problems
-        return {
+        measured = {
             "held-out problems": self._measure(model, data / "test.jsonl", number or PROBLEMS),
             "other forms": self._measure(model, data / "other_forms.jsonl", min(number or OTHER, OTHER)),
         }
+        for name, one in measured.items():
+            logger.info("%s: accuracy %s, valid tool use %.0f%%", name, _text(one.estimate), 100 * one.valid_tool_use)
+        return measured
 
     def _measure(self, model: Path, file: Path, number: int | None, *more: str) -> Measured:
         config = self.compose("train", model, *more).config

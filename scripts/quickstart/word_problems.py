@@ -1,8 +1,8 @@
 """Word problems of several steps, which the Python tool computes, for a real language model.
 
-    Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ann gives 957 pens to Ben. How many pens does Ann have now?
-    buys: <python>2140+12*35</python> <result> 2560 </result>gives: <python>2560-957</python> <result> 1603 </result>
-    <answer>1603</answer>
+    Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?
+    buys: <python>2140+12*35</python> <result> 2560 </result>gives: <python>2560-457</python> <result> 2103 </result>
+    <answer>2103</answer>
 
 What is difficult is to find the steps: which events change the number, in which order, and how. The problems of other
 forms say the same events in words that no problem for training has.
@@ -18,11 +18,13 @@ from random import Random
 
 from data import call
 
-TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 64, 24
-QUESTION = "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ann gives 957 pens to Ben. How many pens does Ann have now?"
+TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 56, 24
+QUESTION = (
+    "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?"
+)
 THINGS = ("pens", "cards", "bolts", "beads", "tiles", "seeds", "books", "coins")
 NAMES = ("Ann", "Ben", "Carla", "David", "Eva", "Farid", "Grace", "Hugo")
-FEWEST, MOST = 2, 3  # steps
+STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +40,55 @@ class Event:
 EVENTS = (
     Event(
         "buys",
-        ("{name} buys {a} boxes with {b} {things} each.", "{name} gets {a} bags of {b} {things}."),
+        (
+            "{name} buys {a} boxes with {b} {things} each.",
+            "{name} gets {a} bags of {b} {things}.",
+            "On each of {a} days {name} makes {b} {things}.",
+        ),
         "In a market {name} pays for {a} packs, each with {b} {things}.",
         "{R}+{a}*{b}",
     ),
     Event(
         "gives",
-        ("{name} gives {c} {things} to {friend}.", "{friend} takes {c} of them."),
+        ("{name} gives {c} {things} to {friend}.", "{friend} takes {c} of them.", "{c} {things} are lost."),
         "{c} {things} go to {friend}.",
         "{R}-{c}",
     ),
     Event(
         "finds",
-        ("{name} finds {c} more {things}.", "{friend} brings {c} {things} to {name}."),
+        ("{name} finds {c} more {things}.", "{friend} brings {c} {things} to {name}.", "{c} {things} are added."),
         "There are {c} {things} in a drawer, and {name} keeps them.",
         "{R}+{c}",
     ),
     Event(
         "sells",
-        ("{name} sells {d} bags with {e} {things} each.", "Each of {d} children gets {e} {things} from {name}."),
+        (
+            "{name} sells {d} bags with {e} {things} each.",
+            "Each of {d} children gets {e} {things} from {name}.",
+            "{d} times {name} loses {e} {things}.",
+        ),
         "{name} makes {d} heaps of {e} {things} and throws them away.",
         "{R}-{d}*{e}",
     ),
     Event(
-        "times",
-        ("{friend} has {k} times as many {things} and gives all of them to {name}.",),
-        "Then {name} receives {k} times as many {things} as {name} has.",
-        "{R}+{k}*{R}",
+        "swaps",
+        (
+            "{name} swaps {c} {things} for {e} others.",
+            "{friend} takes {c} {things} and brings {e} back.",
+            "{c} {things} break, and {name} repairs {e} of them.",
+        ),
+        "{name} throws {c} {things} away and gets {e} instead.",
+        "{R}-{c}+{e}",
     ),
     Event(
-        "swaps",
-        ("{name} swaps {c} of them for {f} others.", "{name} loses {c} {things} and makes {f} new ones."),
-        "{name} breaks {c} {things}, and gets {f} instead.",
-        "{R}-{c}+{f}",
+        "times",
+        (
+            "{friend} has {k} times as many {things} and gives all of them to {name}.",
+            "{name} gets {k} more for each of the {things}.",
+            "For every one of the {things} {friend} adds {k}.",
+        ),
+        "Then {name} receives {k} times as many {things} as {name} has.",
+        "{R}+{R}*{k}",
     ),
 )
 NOTHING = (
@@ -100,10 +118,10 @@ def _problem(random: Random, other: bool) -> Problem:
     name, friend = random.sample(NAMES, 2)
     things, others = random.sample(THINGS, 2)
     names = {"name": name, "friend": friend, "things": things, "others": others}
-    events = random.sample(EVENTS, random.randint(FEWEST, MOST))
-    if random.random() < 0.5:
+    events = random.sample(EVENTS, STEPS)
+    if random.random() < 0.4:
         events.insert(random.randrange(len(events) + 1), random.choice(NOTHING))
-    number = random.randint(2000, 9000)
+    number = random.randint(1000, 5000)
     texts, words, expressions, results = [f"{name} has {number} {things}."], [], [], []
     for event in events:
         drawn = _numbers(random)
@@ -113,13 +131,12 @@ def _problem(random: Random, other: bool) -> Problem:
             expressions.append(event.step.format(**drawn, R=number))
             number = eval(expressions[-1])
             results.append(number)
-    texts.append(f"How many {things} does {name} have now?")
+    texts.append(f"How many {things} has {name} now?")
     return Problem(" ".join(texts), tuple(words), tuple(expressions), tuple(results))
 
 
 def _numbers(random: Random) -> dict[str, int]:
-    ranges = {"a": (12, 98), "b": (103, 487), "c": (112, 689), "d": (4, 19), "e": (12, 39), "f": (13, 98)}
-    ranges |= {"g": (7, 12), "k": (2, 5)}
+    ranges = {"a": (4, 29), "b": (12, 98), "c": (112, 489), "d": (4, 19), "e": (12, 39), "g": (7, 12), "k": (2, 6)}
     return {name: random.randint(*ends) for name, ends in ranges.items()}
 
 

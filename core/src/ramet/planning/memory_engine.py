@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ramet.config.schema import Config, Dtype
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import round_up
+from ramet.engines.torch.packed import MIN_PARAMETERS
 from ramet.planning.memory_policy import WORK, longest_sequence, sharded
 from ramet.planning.model_shape import ModelShape
 from ramet.planning.placement import tensor_parallel
@@ -72,14 +73,18 @@ def token_bytes(config: Config, shape: ModelShape) -> int:
 
 def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape, *, cuda: bool) -> EngineMemory:
     """Cache: slots * the longest sequence, rounded up. Work: float32 logits of all slots three times, the scores of a
-    decode step, and three of the MLP's products for the tokens of one prefill.
+    decode step, and three of the MLP's products for the tokens of one prefill. On a CPU it packs a second copy of
+    float32 weights.
     """
     most = options.max_tokens or longest_sequence(config)
     each = token_bytes(config, shape)
     cache = options.slots * round_up(most + 1) * each
     decode = options.slots * (12 * shape.vocab + (4 + _size(config)) * shape.heads * most)
     prefill = options.prefill_tokens * 3 * shape.intermediate * _size(config)
-    parts = {ENGINE_WEIGHTS: _weights(config, shape), CACHE: cache, WORK: max(decode, prefill)}
+    weights = _weights(config, shape)
+    if not cuda and not config.run.deterministic and _size(config) == 4 and shape.n_parameters >= MIN_PARAMETERS:
+        weights *= 2  # engines/torch/packed.py
+    parts = {ENGINE_WEIGHTS: weights, CACHE: cache, WORK: max(decode, prefill)}
     own_process = cuda and config.cluster.name != "local"
     context = CUDA_CONTEXT if own_process else 0
     return EngineMemory(parts=parts, token_bytes=each, wanted=cache, sequence=each * most, context=context)

@@ -46,7 +46,7 @@ class TorchEngine:
         model.train(False)
         model.requires_grad_(False)
         rows = round_up(config.slots) if deterministic else config.slots
-        forward = Forward(model, slots=rows, max_tokens=config.max_tokens or max_tokens)
+        forward = Forward(model, slots=rows, max_tokens=config.max_tokens or max_tokens, pack=not deterministic)
         if deterministic:
             _check_rows_agree(forward, rows)
         capabilities = {Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS}

@@ -1,8 +1,8 @@
 """The forward pass over the modules of a Hugging Face model, with our own static cache.
 
-Only the glue is ours: embeddings, norms, projections and MLPs are the model's own modules, so new weights copied into
-the model are used at once. Prefill writes keys and values and computes no logits; the last token of every prompt goes
-through the decode step, so there is one place where logits are made.
+Only the glue is ours: embeddings, norms, projections and MLPs are the model's own modules. Prefill writes keys and
+values and computes no logits; the last token of every prompt goes through the decode step, so there is one place where
+logits are made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ramet.engines.torch.cache import KVCache, round_up
+from ramet.engines.torch.packed import pack_linears
 from ramet.errors import ConfigError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -47,7 +48,8 @@ def check_architecture(model: PreTrainedModel, max_tokens: int) -> None:
 class Forward:
     """One model with its cache. Letters: R rows, T tokens a row, L cached positions that are looked at."""
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, max_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, slots: int, max_tokens: int, pack: bool = False) -> None:
+        """`pack`: compute with packed weights where that is faster; bits then depend on the number of rows."""
         check_architecture(model, max_tokens)
         self.model = model
         self.body: Any = model.model  # attributes of Hugging Face modules have no types
@@ -71,6 +73,7 @@ class Forward:
         )
         self._positions = torch.arange(self.cache.length, device=self.device)
         self._cos, self._sin = self._rotary_tables(weight)
+        self._packed = pack_linears(model) if pack else []
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, read: slice | Tensor, length: int) -> Tensor:
         """Logits `[R, V]` in float32 after one token a row. `read` selects the same slots, as a slice if it can."""
@@ -86,6 +89,11 @@ class Forward:
         positions = torch.where(steps < counts[:, None], starts[:, None] + steps, self.cache.scratch)
         seen = self._positions[:length] <= positions[:, :, None]
         self._run(tokens, positions, slots, slots, seen[:, None])
+
+    def use_new_weights(self) -> None:
+        """Call after the model's weights have changed."""
+        for layer in self._packed:
+            layer.pack()
 
     def length(self, tokens: int) -> int:
         """How many cached positions to look at for sequences of so many tokens."""

@@ -220,6 +220,7 @@ class ModelRunner:
         parameters = self._forward.model.state_dict(keep_vars=True)
         for name, new in weights:
             parameters[name].copy_(new)
+        self._forward.use_new_weights()
 
     def clear(self, slot: int, start: int) -> None:
         """Remove what is not finite from a slot, whose sequence is `start` tokens long now."""

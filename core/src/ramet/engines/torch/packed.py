@@ -1,0 +1,62 @@
+"""Linear layers of large models on a CPU, with weights in the layout that oneDNN multiplies by.
+
+`torch.nn.functional.linear` arranges a weight anew in every call. For the few rows of a decode step that takes as long
+as the product itself (SmolLM2-135M, 8 to 32 rows: 1.5 to 1.9 times as long on AVX2).
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MIN_PARAMETERS = 10_000_000  # of a model; smaller ones spend their time elsewhere
+ROWS = 16  # that the layout is chosen for; of 1, 16, 32 and 128 the best for 8 to 512 rows, or as good
+
+logger = logging.getLogger(__name__)
+
+
+class PackedLinear:
+    """What a linear layer computes, from a packed copy of its weight. Call `pack` after each change of the weight."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+        self.pack()
+
+    def pack(self) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(self.layer.weight.detach(), ROWS)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self.layer.bias, "none", [], "")
+        return product
+
+
+@torch.no_grad()
+def pack_linears(model: nn.Module) -> list[PackedLinear]:
+    """Let the model's linear layers compute with packed weights, which take the memory of the weights once more.
+
+    Returns them; none for small models, other devices and types than float32 on a CPU, and where torch cannot do it.
+    """
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    is_small = sum(parameter.numel() for parameter in model.parameters()) < MIN_PARAMETERS
+    if is_small or any(layer.weight.device.type != "cpu" or layer.weight.dtype != torch.float32 for layer in layers):
+        return []
+    if (problem := _problem(layers[0])) is not None:
+        logger.info("the engine torch computes without packed weights: %s", problem)
+        return []
+    packed = [PackedLinear(layer) for layer in layers]
+    for one in packed:
+        setattr(one.layer, "forward", one.__call__)  # noqa: B010 (mypy refuses to assign a method)
+    return packed
+
+
+def _problem(layer: nn.Linear) -> str | None:
+    """Why packed weights cannot be used; None if they can. The operations are torch's own, but not public."""
+    x = torch.linspace(-1, 1, 4 * layer.in_features).view(4, -1)
+    try:
+        agrees = torch.allclose(PackedLinear(layer)(x), F.linear(x, layer.weight, layer.bias), rtol=1e-3, atol=1e-4)
+    except (RuntimeError, AttributeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return None if agrees else "their products are wrong on this machine"
