@@ -6,7 +6,7 @@ take that check away.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,11 +15,9 @@ import torch.nn.attention.flex_attention
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AutoModelForCausalLM
 
 from ramet.models.attention import COMPILER_OFF
 from ramet.models.flex import BLOCK, FLEX, block_mask, ends_of_sequences, register
-from ramet.models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 0]])
@@ -29,11 +27,6 @@ BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 @pytest.fixture
 def gradients_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return make_tiny_model(tmp_path, hidden=32, layers=2, heads=2, intermediate=64)
 
 
 def test_a_sequence_ends_where_positions_begin_again() -> None:
@@ -92,19 +85,7 @@ def test_lengths_share_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None
     assert 1 <= counter.frame_count <= 2  # one block is a case of its own
 
 
-def logits_and_gradient(folder: Path, attention: str, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
-    logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-    logits.log_softmax(-1)[..., 7].sum().backward()
-    return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 @pytest.mark.usefixtures("gradients_on_cpu")
-@pytest.mark.parametrize("positions", [POSITIONS, torch.arange(9).expand(2, -1), None], ids=["packed", "rows", "none"])
-def test_packed_and_padded_rows_come_out_as_with_sdpa(positions: Tensor | None, tiny: Path) -> None:
+def test_packed_and_padded_rows_come_out_as_with_sdpa(check_as_with_sdpa: Callable[[str], None]) -> None:
     register()
-    rows = 2 if positions is None else len(positions)
-    ids = torch.arange(9 * rows).view(rows, 9) % 200
-    found = logits_and_gradient(tiny, FLEX, ids, positions)
-    expected = logits_and_gradient(tiny, "sdpa", ids, positions)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    check_as_with_sdpa(FLEX)

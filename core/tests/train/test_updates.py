@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from core.tests.train.test_step_record import TASK, Plain
 
 from ramet.components.build import Components
 from ramet.config.compose import compose
@@ -25,16 +25,7 @@ from ramet.train.preemption import Preemption
 from ramet.train.run import TrainState
 from ramet.train.specs import policy_spec
 from ramet.train.step_rollouts import PlayedStep
-from ramet.types import AdvantageInputs, AdvantageOutput, CriticOptions, Need, Task, user_prompt
-
-TASK = Task(id="t", prompt=user_prompt("?"))
-
-
-class Plain:
-    needs: frozenset[Need] = frozenset()
-
-    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
-        return AdvantageOutput(advantages=torch.where(batch.mask, batch.rewards[:, None], 0.0))
+from ramet.types import AdvantageInputs, AdvantageOutput, CriticOptions, Need
 
 
 class PlainWithValues(Plain):
