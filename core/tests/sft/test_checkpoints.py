@@ -68,8 +68,8 @@ def test_what_a_killed_save_left_is_called_so(stopped: Path, capsys: pytest.Capt
     ]  # fmt: skip
     assert main(["checkpoints", str(stopped)]) == 1
     out = capsys.readouterr().out
-    assert states(out)["checkpoint-16"] == "left by a killed save, or being written"
-    assert out.splitlines()[-1] == f"{stopped}: no checkpoint that verifies; a resume begins at the first step"
+    assert states(out)["checkpoint-16"].startswith("left by a killed save")
+    assert out.splitlines()[-1].startswith(f"{stopped}: no checkpoint that verifies")
 
 
 def test_a_finished_training_is_called_so(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,7 +199,7 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "model.path" in text
     assert "train.jsonl, row 1: 'conversations' is empty" in text and "train.jsonl, row 3: no key " in text
-    assert "rollout_step: no rollout step named 'tag'. " in text and "trackers: no tracker 'jsonlines'. " in text
+    assert "rollout_step: no rollout step " in text and "trackers: no tracker 'jsonlines'. " in text
     assert f"run.out: '{tmp_path / 'full'}' " in text
 
 

@@ -195,7 +195,7 @@ def test_fewer_steps_than_are_trained_already_are_refused(tiny_model: Path, tmp_
 
 
 def test_a_loss_that_is_no_number_stops_the_training(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
-    with pytest.raises(ConfigError, match=r"the loss is nan at step \d+; a smaller sft.lr \(now 1e\+30\)"):
+    with pytest.raises(ConfigError, match=r"^sft: the loss is nan at "):
         trained(
             tiny_model,
             tmp_path,
