@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from shape import N_QUESTIONS, Barrier, Settings, question, send
 
@@ -18,7 +19,7 @@ def batches(settings: Settings) -> Iterator[list[list[int]]]:
     """Token ids of the prompts of each step, without end."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
     step = 0
     while True:
         numbers = [(step * settings.questions + i) % N_QUESTIONS for i in range(settings.questions)]
@@ -34,7 +35,7 @@ def by_transformers(settings: Settings) -> Callable[[list[list[int]]], Sampled]:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(settings.threads)
-    model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.precision))
+    model: Any = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.precision))
 
     def generate(prompts: list[list[int]]) -> Sampled:
         ids = torch.tensor([prompt for prompt in prompts for _ in range(settings.rollouts)])
@@ -64,10 +65,11 @@ def by_vllm(settings: Settings) -> Callable[[list[list[int]]], Sampled]:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
+    dtype: Any = settings.precision
     llm = LLM(
         model=settings.model,
         skip_tokenizer_init=True,
-        dtype=settings.precision,
+        dtype=dtype,
         enforce_eager=eager,
         max_model_len=512,
         max_num_seqs=settings.questions * settings.rollouts,
