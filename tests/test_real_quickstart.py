@@ -44,12 +44,16 @@ def written(words: ModuleType, folder: Path, seed: int) -> dict[str, list[dict]]
     return {path.stem: [json.loads(line) for line in path.open()] for path in folder.iterdir()}
 
 
-def test_calls_of_a_trace_say_what_python_says_and_end_in_the_answer(words) -> None:
-    for problem in words.problems(90, Random(1)) + words.problems(90, Random(1), other=True):
-        text = words.trace(problem)
+def test_traces_are_right_and_many_do_their_last_step_without_the_tool(words) -> None:
+    random, in_the_head = Random(1), 0
+    for problem in words.problems(90, random) + words.problems(90, random, other=True):
+        text = words.trace(problem, random)
         calls = CALL.findall(text)
-        assert [int(result) for _, result in calls] == [eval(expression) for expression, _ in calls]
-        assert len(calls) == words.STEPS and text.endswith(f"<answer>{calls[-1][1]}</answer>")
+        assert calls and [int(result) for _, result in calls] == [eval(expression) for expression, _ in calls]
+        assert text.endswith(f"<answer>{eval(problem.expressions[-1])}</answer>")
+        in_the_head += len(calls) == words.STEPS - 1
+        assert len(calls) == words.STEPS or f"{problem.expressions[-1]} = {problem.results[-1]}<" in text
+    assert 0.5 < in_the_head / 180 < 0.7
 
 
 def test_numbers_of_a_problem_are_in_its_text_and_results_are_positive(words) -> None:
@@ -78,7 +82,7 @@ def test_no_problem_is_in_two_files_and_held_out_ones_are_the_same_for_every_see
     assert (one["test"], one["other_forms"]) == (two["test"], two["other_forms"])
     assert one["rl"] != two["rl"] and one["sft"] != two["sft"]
     asked = [row.get("prompt") or row["conversations"][0]["value"] for rows in one.values() for row in rows]
-    assert len(set(asked)) == len(asked) == 300 + 120 + 400 + 64 + 24
+    assert len(set(asked)) == len(asked) == 300 + 120 + 400 + 48 + 24
 
 
 def test_a_wheel_with_another_hash_is_refused(load, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@
     buys: <python>2140+12*35</python> <result> 2560 </result>gives: <python>2560-457</python> <result> 2103 </result>
     <answer>2103</answer>
 
-What is difficult is to find the steps: which events change the number, in which order, and how. The problems of other
-forms say the same events in words that no problem for training has.
+All traces are right. Their writers take the tool for the first step; the second is easy for a person, and many do it
+in their head: `gives: 2560-457 = 2103`. A small model that does so is mostly wrong. The problems of other forms say
+the same events in words that no problem for training has.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from random import Random
 
 from data import call
 
-TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 56, 24
-QUESTION = (
-    "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?"
-)
+TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 48, 24
+QUESTION = "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?"
 THINGS = ("pens", "cards", "bolts", "beads", "tiles", "seeds", "books", "coins")
 NAMES = ("Ann", "Ben", "Carla", "David", "Eva", "Farid", "Grace", "Hugo")
 STEPS = 2
+IN_THE_HEAD = 0.6  # share of traces whose writer does the last step without the tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,55 +40,27 @@ class Event:
 EVENTS = (
     Event(
         "buys",
-        (
-            "{name} buys {a} boxes with {b} {things} each.",
-            "{name} gets {a} bags of {b} {things}.",
-            "On each of {a} days {name} makes {b} {things}.",
-        ),
+        ("{name} buys {a} boxes with {b} {things} each.", "{name} gets {a} bags of {b} {things}."),
         "In a market {name} pays for {a} packs, each with {b} {things}.",
         "{R}+{a}*{b}",
     ),
     Event(
         "gives",
-        ("{name} gives {c} {things} to {friend}.", "{friend} takes {c} of them.", "{c} {things} are lost."),
+        ("{name} gives {c} {things} to {friend}.", "{friend} takes {c} of them."),
         "{c} {things} go to {friend}.",
         "{R}-{c}",
     ),
     Event(
         "finds",
-        ("{name} finds {c} more {things}.", "{friend} brings {c} {things} to {name}.", "{c} {things} are added."),
+        ("{name} finds {c} more {things}.", "{friend} brings {c} {things} to {name}."),
         "There are {c} {things} in a drawer, and {name} keeps them.",
         "{R}+{c}",
     ),
     Event(
         "sells",
-        (
-            "{name} sells {d} bags with {e} {things} each.",
-            "Each of {d} children gets {e} {things} from {name}.",
-            "{d} times {name} loses {e} {things}.",
-        ),
+        ("{name} sells {d} bags with {e} {things} each.", "Each of {d} children gets {e} {things} from {name}."),
         "{name} makes {d} heaps of {e} {things} and throws them away.",
         "{R}-{d}*{e}",
-    ),
-    Event(
-        "swaps",
-        (
-            "{name} swaps {c} {things} for {e} others.",
-            "{friend} takes {c} {things} and brings {e} back.",
-            "{c} {things} break, and {name} repairs {e} of them.",
-        ),
-        "{name} throws {c} {things} away and gets {e} instead.",
-        "{R}-{c}+{e}",
-    ),
-    Event(
-        "times",
-        (
-            "{friend} has {k} times as many {things} and gives all of them to {name}.",
-            "{name} gets {k} more for each of the {things}.",
-            "For every one of the {things} {friend} adds {k}.",
-        ),
-        "Then {name} receives {k} times as many {things} as {name} has.",
-        "{R}+{R}*{k}",
     ),
 )
 NOTHING = (
@@ -136,14 +108,16 @@ def _problem(random: Random, other: bool) -> Problem:
 
 
 def _numbers(random: Random) -> dict[str, int]:
-    ranges = {"a": (4, 29), "b": (12, 98), "c": (112, 489), "d": (4, 19), "e": (12, 39), "g": (7, 12), "k": (2, 6)}
+    ranges = {"a": (4, 29), "b": (12, 98), "c": (112, 489), "d": (4, 19), "e": (12, 39), "g": (7, 12)}
     return {name: random.randint(*ends) for name, ends in ranges.items()}
 
 
-def trace(problem: Problem) -> str:
-    """The steps, each with the tool, and the answer."""
-    steps = zip(problem.words, problem.expressions, problem.results, strict=True)
+def trace(problem: Problem, random: Random) -> str:
+    """The steps, with the tool but for the last one of many writers, and the answer."""
+    steps = list(zip(problem.words, problem.expressions, problem.results, strict=True))
+    in_the_head = [steps.pop()] if random.random() < IN_THE_HEAD else []
     text = "".join(f"{word}: {call('python', expression, str(result))}" for word, expression, result in steps)
+    text += "".join(f"{word}: {expression} = {result}" for word, expression, result in in_the_head)
     return f"{text}<answer>{problem.results[-1]}</answer>"
 
 
@@ -156,8 +130,9 @@ def write(data: Path, seed: int) -> None:
     own = [problem for problem in problems(1000, Random(f"own:{seed}")) if problem.text not in taken]
     for_sft, own = own[:SFT_PROBLEMS], own[SFT_PROBLEMS:]
     for_loss, for_rl = own[:SFT_HELD_OUT], own[SFT_HELD_OUT : SFT_HELD_OUT + RL_PROBLEMS]
-    _write_traces(data / "sft.jsonl", for_sft)
-    _write_traces(data / "sft_held_out.jsonl", for_loss)
+    random = Random(f"traces:{seed}")
+    _write_traces(data / "sft.jsonl", for_sft, random)
+    _write_traces(data / "sft_held_out.jsonl", for_loss, random)
     _write_tasks(data / "rl.jsonl", for_rl)
 
 
@@ -169,9 +144,9 @@ def _write_tasks(path: Path, chosen: Sequence[Problem]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _write_traces(path: Path, chosen: Sequence[Problem]) -> None:
+def _write_traces(path: Path, chosen: Sequence[Problem], random: Random) -> None:
     rows = (
-        {"conversations": [{"from": "human", "value": problem.text}, {"from": "gpt", "value": trace(problem)}]}
+        {"conversations": [{"from": "human", "value": problem.text}, {"from": "gpt", "value": trace(problem, random)}]}
         for problem in chosen
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
