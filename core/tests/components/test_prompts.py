@@ -94,11 +94,29 @@ def test_the_template_describes_the_tools_and_the_steps_own_prompt_then_names_no
 
 def test_a_template_that_reads_no_tools_cannot_describe_them(model: Path) -> None:
     assert check_prompts(config(model, "rollout_step.tools_in_template=true")) == [
-        "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
+        "rollout_step.tools_in_template=true: the chat template describes no tools; give one that does as "
         "model.chat_template, or let the rollout step describe the tools"
     ]
     template = f"model.chat_template={model.parent}/template.jinja"
     assert check_prompts(config(model, template, "rollout_step.tools_in_template=true")) == []
+
+
+def test_a_template_with_generation_tags_that_shows_no_tools_is_refused(model: Path) -> None:
+    """As those that TRL trains with: what they read cannot be told from their text alone."""
+    tags = "{% for m in messages %}{% generation %}{{ m['role'] }}: {{ m['content'] }}\n{% endgeneration %}{% endfor %}"
+    (model.parent / "training.jinja").write_text(tags)
+    hermes = config(model, f"model.chat_template={model.parent}/training.jinja", "rollout_step=hermes")
+    (problem,) = check_prompts(hermes)
+    assert problem.startswith("rollout_step=hermes: the chat template describes no tools; ")
+
+
+def test_a_template_that_writes_the_date_is_reported(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}" + TEMPLATE
+    (model.parent / "dated.jinja").write_text(dated)
+    for more, reported in ((["model.chat_template_kwargs.day='26 Jul'"], False), ([], True)):
+        caplog.clear()
+        assert check_prompts(config(model, f"model.chat_template={model.parent}/dated.jinja", *more)) == []
+        assert ("model.chat_template_kwargs" in caplog.text) == reported
 
 
 def test_hermes_leaves_the_tools_to_the_template_and_refuses_one_that_does_not_take_them(model: Path) -> None:

@@ -16,11 +16,13 @@ import pytest
 
 from ramet.engines.config import OpenAIEngineConfig
 from ramet.engines.openai import OpenAIEngine, check_servers
+from ramet.engines.openai.completion_reply import read_reply
 from ramet.engines.protocol import FinishReason, Request, Sampling
 from ramet.errors import InfraError
 from ramet.helpers.openai.options import OpenAIOptions
 from ramet.models.encoder import Encoder
 from ramet.testing import OpenAIServer, RawReply
+from ramet.testing.chat_templates import chat_encoder
 from ramet.testing.doubles import tiny_encoder
 
 
@@ -93,6 +95,15 @@ def of_text(body: dict[str, Any]) -> str | RawReply:
     if isinstance(body["prompt"], list):
         return RawReply(status=400, body='{"error": {"message": "prompt must be a string"}}')
     return "<python>1</python>"
+
+
+def test_a_text_without_ids_ends_with_the_token_that_the_template_ends_a_message_with() -> None:
+    """And with none of the others that may end one, as `<|eom_id|>` of Llama 3.1."""
+    encoder = chat_encoder("llama3.1")
+    wanted = request(encoder)
+    reply = read_reply({"choices": [{"text": "no", "finish_reason": "stop"}]}, wanted, encoder)
+    assert len(wanted.sampling.stop_token_ids) == 2
+    assert encoder.decode(reply.completion.token_ids) == "no<|eot_id|>"
 
 
 def test_a_server_of_text_is_told_and_its_drift_is_counted(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,15 +7,19 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ramet import ConfigError, Markup, Message, Untrusted
+from ramet.config.compose import compose
 from ramet.config.schema import ChatMarkup
 from ramet.models.encoder import Encoder
-from ramet.models.tiny import TAGS, make_tokenizer
+from ramet.models.loading import build_encoder
+from ramet.models.tiny import TAGS, make_tiny_model, make_tokenizer
 
 ADDED = list(make_tokenizer().get_added_vocab())
 TEXTS = [
@@ -198,6 +202,38 @@ def test_a_template_without_a_token_of_its_own_ends_turns_with_the_tokenizers(en
     encoder = Encoder(qwen_base(), "{% for m in messages %}{{ m['content'] }}" + end + "{% endfor %}")
     assert encoder.decode([encoder.end_of_turn_id]) == "<|endoftext|>"
     assert encoder.eos_ids == (encoder.end_of_turn_id,)
+
+
+@pytest.mark.parametrize(("declared", "ends"), [(258, [257, 258]), ([257, 256, 9000], [257, 256]), (None, [257])])
+def test_tokens_that_the_models_folder_names_as_ends_end_a_message_too(
+    tmp_path: Path, declared: Any, ends: list[int]
+) -> None:
+    """Instruct models may sample the end of a text where their tokenizer's end is that of a message."""
+    make_tiny_model(tmp_path, hidden=32, layers=1, heads=2, intermediate=64)
+    (tmp_path / "generation_config.json").write_text(json.dumps({} if declared is None else {"eos_token_id": declared}))
+    config = compose([f"model.path={tmp_path}"], job="data").config
+    assert list(build_encoder(config).eos_ids) == ends
+    config.model.tokenizer = config.model.path  # the vocabulary may be another one than the model's folder counts in
+    assert list(build_encoder(config).eos_ids) == [257]
+
+
+@pytest.mark.parametrize("trim", ["", "|trim"])
+def test_contents_are_spelled_as_the_template_spells_them(trim: str) -> None:
+    template = (
+        "{% for m in messages %}<|user|>\n{{ m['content']" + trim + " }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    encoder = Encoder(make_tokenizer(), template)
+    result = Message(role="user", content=" \n1 \n")
+    suffix = "".join(part.text for part in encoder.suffix([result], after=encoder.end_of_turn_id))
+    assert suffix == f"<|user|>\n{'1' if trim else result.content}<|end|><|assistant|>"
+
+
+def test_a_template_that_writes_the_date_of_today_is_recognised() -> None:
+    dated = "{% if not day is defined %}{% set day = strftime_now('%d %b') %}{% endif %}{{ day }}"
+    assert Encoder(make_tokenizer(), dated).template.writes_the_date()
+    assert not Encoder(make_tokenizer(), dated, template_kwargs={"day": "26 Jul"}).template.writes_the_date()
+    assert not Encoder(make_tokenizer()).template.writes_the_date()
 
 
 def test_a_tokenizer_without_end_of_sequence_is_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, SystemPrompt
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, collected
 from ramet.rollout.prompts import Prompt, describes_tools, make_prompt
 from ramet.types import Message, RolloutStep, Task, TemplateFormat
 
@@ -45,7 +45,9 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
     """Problems of the prompts that no task causes. If there is a tokenizer, it must be possible to load it."""
     from ramet.models.check import has_tokenizer  # torch: looking at data without a model needs none
 
-    problems = _template_problems(step, config, tools) if has_tokenizer(config.model) else []
+    problems: list[str] = []
+    with collected(problems):
+        problems += _template_problems(step, config, tools) if has_tokenizer(config.model) else []
     if isinstance(step, ReadsTags):
         names = list(tools.schemas)
         try:
@@ -62,22 +64,28 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
 
 def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
     """Return what the step leaves to the chat template, and it does not do."""
-    from ramet.models.check import reads_tools
-    from ramet.models.loading import build_encoder, load_tokenizer
+    from ramet.models.loading import build_encoder
 
+    encoder = build_encoder(config)
+    if encoder.template.writes_the_date():
+        logger.warning(
+            "model.chat_template: writes today's date into every prompt, so a run that is continued tomorrow has other "
+            "prompts; set it, where the template reads a variable for it, as in "
+            "model.chat_template_kwargs.date_string='26 Jul 2024', or give another template"
+        )
     rule, problems = config.rollout_step, []
-    if describes_tools(step, rule.tools_in_template) and not reads_tools(load_tokenizer(config.model)):
+    if describes_tools(step, rule.tools_in_template) and not encoder.template.describes_tools():
         if rule.tools_in_template:
             cause, remedy = "rollout_step.tools_in_template=true", "let the rollout step describe the tools"
         else:
             cause = f"rollout_step={rule.name}"
             remedy = "set rollout_step.tools_in_template=false to have the rollout step describe the tools"
         problems = [
-            f"{cause}: the chat template reads no `tools`; give one that does as model.chat_template, or {remedy}"
+            f"{cause}: the chat template describes no tools; give one that does as model.chat_template, or {remedy}"
         ]
     if isinstance(step, TemplateFormat) and tools.schemas:
         try:
-            build_encoder(config).suffix(step.results(["1", "2"]), after=-1)
+            encoder.suffix(step.results(["1", "2"]), after=-1)
         except ValueError as error:
             problems.append(f"rollout_step={rule.name}: {error}; give another one as model.chat_template")
     return problems

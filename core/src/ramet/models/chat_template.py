@@ -44,7 +44,12 @@ class ChatTemplate:
         return self._render(rows, tools, generation_prompt=generation_prompt)
 
     def _render(
-        self, rows: Sequence[Mapping[str, Any]], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        generation_prompt: bool,
+        **functions: Any,
     ) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
@@ -54,6 +59,7 @@ class ChatTemplate:
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **self._kwargs,
+                **functions,
             )
         except (TemplateError, ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
             reason = "it needs more memory than there is" if isinstance(error, MemoryError) else error
@@ -75,8 +81,9 @@ class ChatTemplate:
 
         Raises `ValueError` for roles that the template does not take, or whose contents it leaves out.
         """
-        # Contents that a template will hardly contain or change: its own text is what is rendered between them.
-        reply, contents = "ramet-said", [f'ramet-"mark"\n{number}.' for number in range(len(roles))]
+        # Contents that a template will hardly contain: its own text is what is rendered between them. Some change them:
+        # they spell them as JSON, or leave out space around them.
+        reply, contents = "ramet-said", [f'\n ramet-"mark"\n{number}. \n' for number in range(len(roles))]
         messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
         messages += [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
         try:
@@ -85,13 +92,30 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not take messages of roles {list(roles)}: {error}") from error
         texts, spelling = [], []
         for role, content in zip(roles, contents, strict=True):
-            spelled = next((spell for spell in (str, _in_json) if spell(content) in rest), None)
+            spelled = next((spell for spell in (str, _in_json, str.strip) if spell(content) in rest), None)
             if spelled is None:
                 raise ValueError(f"the chat template leaves out messages of role {role!r}")
             text, _, rest = rest.partition(spelled(content))
             texts.append(text)
             spelling.append(spelled)
         return Between(texts=(*texts, rest), spelling=tuple(spelling))
+
+    def describes_tools(self) -> bool:
+        """Whether a prompt shows the tools that the template is given. Raises `ConfigError` if it does not take any."""
+        text = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+        tool = ToolSchema(name="ramet_tool", description="Returns its input.", parameters=text)
+        return tool.name in self.render([Message(role="user", content="x")], [tool], generation_prompt=True)
+
+    def writes_the_date(self) -> bool:
+        """Whether prompts have today's date, so that those of tomorrow are others."""
+
+        def date(form: str) -> str:
+            return "ramet-date"
+
+        rows = [{"role": "user", "content": "x"}]
+        with contextlib.suppress(ConfigError):
+            return date("") in self._render(rows, generation_prompt=True, strftime_now=date)
+        return False
 
     def reply_end(self) -> str | None:
         """What follows the content of an assistant's message; None if the template cannot show one."""

@@ -1,6 +1,6 @@
 """Problems of a model's folder, tokenizer and chat template, found without loading weights.
 
-Also what a chat template reads beside the messages: variables that a user may set, and whether it describes tools.
+Also what a chat template reads beside the messages: variables that a user may set.
 """
 
 from __future__ import annotations
@@ -174,12 +174,6 @@ def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | N
         return frozenset().union(*(meta.find_undeclared_variables(environment.parse(text)) for text in texts))
     except TemplateSyntaxError:
         return None
-
-
-def reads_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template describes tools; True where that is unknown."""
-    variables = template_variables(tokenizer)
-    return variables is None or "tools" in variables
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -33,8 +33,8 @@ class Encoder:
 
     `end_of_turn_id` is the token with which the chat template ends an assistant's message. It may be another one than
     the tokenizer's end of sequence: `<|im_end|>` beside `<|endoftext|>` in Qwen2.5's base models. `eos_ids` holds
-    both, the tokenizer's first, and `<|eom_id|>` of Llama 3.1; a message ends with any of them. `vocab_size` counts the
-    tokenizer's tokens; a model's head may have more rows.
+    both, the tokenizer's first, `<|eom_id|>` of Llama 3.1, and `ends`, which the model's folder names; a message ends
+    with any of them. `vocab_size` counts the tokenizer's tokens; a model's head may have more rows.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Encoder:
         *,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_markup: ChatMarkup = ChatMarkup.KEEP,
+        ends: Iterable[int] = (),
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise ConfigError("model.tokenizer: the tokenizer has no end-of-sequence token")
@@ -61,7 +62,9 @@ class Encoder:
         added = tokenizer.added_tokens_decoder
         self.end_of_turn_id: int = self._end_of_turn()
         self._call_ends = tuple(i for i, token in added.items() if token.content == END_OF_CALL)
-        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_id, self.end_of_turn_id, *self._call_ends)))
+        self.eos_ids: tuple[int, ...] = tuple(
+            dict.fromkeys((self.eos_id, self.end_of_turn_id, *self._call_ends, *ends))
+        )
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(added)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> array[int]:

@@ -70,11 +70,22 @@ def holds_tokenizer(folder: Path) -> bool:
 
 def build_encoder(config: Config) -> Encoder:
     """The encoder of a run: the model's tokenizer with the settings of its chat template. Raises `ConfigError`."""
+    tokenizer = load_tokenizer(config.model)
     return Encoder(
-        load_tokenizer(config.model),
+        tokenizer,
         template_kwargs=config.model.chat_template_kwargs,
         chat_markup=config.data.chat_markup,
+        ends=[i for i in _declared_ends(config.model) if i < len(tokenizer)],
     )
+
+
+def _declared_ends(config: ModelConfig) -> list[int]:
+    """Return the tokens with which `generation_config.json` ends a text: of Qwen2.5 also `<|endoftext|>`, of Llama 3.1
+    also `<|end_of_text|>`. They count in the vocabulary beside them, so not for a tokenizer from elsewhere.
+    """
+    generation_config = None if config.tokenizer else load_generation_config(config)
+    ends = None if generation_config is None else generation_config.eos_token_id
+    return [ends] if isinstance(ends, int) else list(ends or ())
 
 
 @functools.cache  # a run loads its tokenizer several times

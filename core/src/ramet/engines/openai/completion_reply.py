@@ -36,8 +36,9 @@ def read_reply(reply: Mapping[str, Any], request: Request, encoder: Encoder) -> 
     finish, stop = _ended(choice, text, reason, ids, request)
     if ids is None:
         ids = encoder.markup(_with_stop(text, stop))
-        if finish is FinishReason.END and (not ids or ids[-1] not in request.sampling.stop_token_ids):
-            ids.extend(request.sampling.stop_token_ids[-1:])
+        ends = request.sampling.stop_token_ids
+        if finish is FinishReason.END and ends and (not ids or ids[-1] not in ends):
+            ids.append(encoder.end_of_turn_id)
     usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
     details = (usage or {}).get("prompt_tokens_details") or {}
     logprobs = _logprobs(choice.get("logprobs"), len(ids))
