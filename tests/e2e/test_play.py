@@ -92,22 +92,56 @@ def test_lines_are_questions_and_one_that_is_too_long_costs_nothing_else(
     assert SECONDS.sub("", ended.stdout).endswith(sampled)
 
 
-def test_a_terminal_is_asked_and_gets_colours(keys: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+def at_a_terminal(lines: bytes, keys: list[str], environment: dict[str, str], folder: Path, *, code: int = 0) -> str:
     pid, terminal = pty.fork()
     if pid == 0:
-        os.chdir(tmp_path)
+        os.chdir(folder)
         os.execvpe(sys.executable, [sys.executable, "-m", "ramet", "play", *keys], {**environment, "TERM": "xterm"})
     seen = b""
-    os.write(terminal, b"one\n\x04")
+    os.write(terminal, lines)
     while True:
         try:
             seen += os.read(terminal, 4096)
         except OSError:  # the other side is closed
             break
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
-    text = seen.decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code, seen
+    return seen.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_is_asked_and_gets_colours(keys: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    text = at_a_terminal(b"one\n\x04", keys, environment, tmp_path)
     assert "> " in text and "\x1b[1m" in text and "\x1b[36m<result>" in text  # bold headers, inserted text in cyan
     assert re.search(r"stop: end; \d turns, \d tool calls?; ", COLOUR.sub("", text))
+
+
+def test_at_a_terminal_each_line_continues_the_conversation(
+    keys: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Until it is too long, which ends nothing: `/new` begins another one, whose question has the text it has alone."""
+    limits = ["data.max_prompt_tokens=128", "rollout.max_response_tokens=48"]
+    lines = f"one\ntwo\n{'long ' * 20}\n/new\none\n/quit\nthree\n"
+    text = COLOUR.sub("", at_a_terminal(lines.encode(), [*keys, *limits], environment, tmp_path))
+    played = re.findall(r"^stop: .*tokens: (\d+) prompt, (\d+) sampled, (\d+) inserted", text, re.MULTILINE)
+    first, second, again = ([int(number) for number in numbers] for numbers in played)
+    assert first == again
+    assert second[0] >= sum(first) + len("two")
+    assert text.count(f"prompt: {second[0]} tokens, with the conversation so far\n") == 1
+    assert re.search(
+        r"error: data\.max_prompt_tokens=128: the conversation with this question makes a prompt of \d+ tokens, and "
+        r"training leaves out what is longer; raise it, or begin another conversation with /new\n",
+        text,
+    )
+
+
+def test_a_question_that_infrastructure_failed_is_left_out_of_the_conversation(
+    keys: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    late = ["tools.e2e_digest.timeout_s=0.001", "tools.e2e_digest.retries=0"]
+    environment = {**environment, "E2E_LATENCY_S": "100000"}
+    text = COLOUR.sub("", at_a_terminal(b"one\none\n/quit\n", [*keys, *late], environment, tmp_path, code=2))
+    prompts = re.findall(r"^stop: fault; .*tokens: (\d+) prompt", text, re.MULTILINE)
+    assert len(prompts) == 2 and prompts[0] == prompts[1]
+    assert "with the conversation so far" not in text
 
 
 def test_a_reader_that_goes_away_breaks_nothing(keys: list[str], environment: dict[str, str], tmp_path: Path) -> None:

@@ -34,13 +34,14 @@ def run(arguments: Sequence[str]) -> int:
     from ramet.config.compose import compose
 
     resolved = compose(overrides, job="play", config_dir=options.config_dir)
-    screen = importlib.import_module("ramet.play.screen").Screen(several=options.n > 1)
     job = importlib.import_module("ramet.play.job")
+    talks = not asked and options.n == 1 and _asks()
+    screen = job.Talk() if talks else job.Screen(several=options.n > 1)
     how = {"rollouts": options.n, "top_p": options.top_p, "top_k": options.top_k}
     if asked:
         valid = job.run(resolved, _once(asked[0]), screen, **how)
     else:
-        valid = job.run(resolved, _lines(), screen, **how, refused=print_problems)
+        valid = job.run(resolved, _lines(talks=talks), screen, **how, refused=print_problems)
     return OK if valid else MASKED
 
 
@@ -71,9 +72,11 @@ def _parser() -> Parser:
         add_help=False,
         usage='ramet play ["QUESTION"] [--n N] [--top-p P] [--top-k K] [--config-dir DIR] [key=value …]',
         description="One prompt with tools, through the rollout code that trains: every turn is printed as it comes.",
-        epilog="Without a question, each line of the standard input is one. Keys are those of `ramet train` in run, "
-        "model, engine, rollout, rollout_step and tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is "
-        "written. Ends with exit code 2 if infrastructure failed in a rollout.",
+        epilog="Without a question, lines of the standard input are played. At a terminal each continues the "
+        "conversation: /new begins another one, /quit or Ctrl-D ends. From a file or a pipe, and with --n, each line "
+        "is a question of its own. Keys are those of `ramet train` in run, model, engine, rollout, rollout_step and "
+        "tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is written. Ends with exit code 2 if "
+        "infrastructure failed in a rollout.",
     )
     parser.add_argument("words", nargs="*", metavar="QUESTION", help="the user's message, in quotes")
     parser.add_argument("--n", type=int, default=1, help="how many rollouts of each question (default: 1)")
@@ -89,18 +92,29 @@ async def _once(question: str) -> AsyncIterator[str]:
     yield question
 
 
-async def _lines() -> AsyncIterator[str]:
-    """The lines of the standard input that are not blank, until its end. A terminal is asked for each."""
-    asks = os.isatty(STDIN) and sys.stdout.isatty()
+def _asks() -> bool:
+    """Whether a person at a terminal is asked for each line."""
+    return os.isatty(STDIN) and sys.stdout.isatty()
+
+
+async def _lines(*, talks: bool) -> AsyncIterator[str | None]:
+    """The lines of the standard input that are not blank, until its end or, at a terminal, `/quit`.
+
+    In a conversation None stands for `/new`.
+    """
+    asks = _asks()
+    if talks:
+        print("Each line continues the conversation; /new begins another one, /quit or Ctrl-D ends.")
     with open(STDIN, "rb", buffering=0, closefd=False) as raw:  # a buffer's lock would be held at the program's exit
         while True:
             if asks:
                 print("> ", end="", flush=True)
             line = await _in_thread(raw.readline)
-            if not line:
+            text = line.decode("utf-8", "replace").strip()
+            if not line or (asks and text == "/quit"):
                 break
-            if text := line.decode("utf-8", "replace").strip():
-                yield text
+            if text:
+                yield None if talks and text == "/new" else text
     if asks:
         print()
 

@@ -1,14 +1,15 @@
 """Questions in, rollouts on the screen: the worker, the prompt and the sampling are those of training.
 
-Nothing is written, and no run directory is needed. All rollouts begin at the prompt.
+Nothing is written, and no run directory is needed. All rollouts begin at the prompt. With a `Talk` as screen, each
+question continues the conversation.
 """
 
 from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramet.cluster.interfaces import Rollouts
@@ -20,7 +21,7 @@ from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreig
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check, max_positions
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import ChatMarkup, Config
 from ramet.errors import ConfigError, collected, raise_all
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
@@ -28,13 +29,14 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.play.screen import Screen
+from ramet.play.talk import Talk
 from ramet.rollout.plan import RolloutPlan, RolloutRequest, check_groups
 from ramet.tracking.run_log import recording
-from ramet.types import Task, user_prompt
+from ramet.types import Message, Task, user_prompt
 from ramet.types.option import SAMPLING
 
 TASK = "play"  # the same for every question: a question has the same seeds wherever it is asked
-SLOTS = "engine.params.slots"
+SLOTS, MARKUP = "engine.params.slots", "data.chat_markup"
 LEAST_SLOTS = 4  # that every engine takes
 
 
@@ -50,7 +52,7 @@ class PreparedPlay:
 
 def run(
     resolved: Resolved,
-    questions: AsyncIterator[str],
+    questions: AsyncIterator[str | None],
     screen: Screen,
     *,
     rollouts: int = 1,
@@ -58,13 +60,13 @@ def run(
     top_k: int = 0,
     refused: Callable[[ConfigError], None] | None = None,
 ) -> bool:
-    """Play every question; whether infrastructure failed in no rollout.
+    """Play every question; whether infrastructure failed in no rollout. None among them begins another conversation.
 
     `refused` is called for a question that makes no prompt (it is too long), and the next one is played; without it
     the error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
     """
     with recording():  # nothing is written: it counts warnings that come again and again, logs their number at the end
-        prepared = prepare(resolved, rollouts, top_p=top_p, top_k=top_k)
+        prepared = prepare(_neutral(resolved, screen), rollouts, top_p=top_p, top_k=top_k)
         set_up_torch(prepared.config.run)
         return run_async(_play(prepared, questions, screen, refused))
 
@@ -102,6 +104,15 @@ def _number(rollouts: int, config: Config) -> list[str]:
     ]  # fmt: skip
 
 
+def _neutral(resolved: Resolved, screen: Screen) -> Resolved:
+    """Spell chat markup out in prompts of a conversation: they have what tools returned, as text that may hold some."""
+    if not isinstance(screen, Talk) or MARKUP in resolved.set_by_user:
+        return resolved
+    config = copy.deepcopy(resolved.config)
+    config.data.chat_markup = ChatMarkup.NEUTRALISE
+    return replace(resolved, config=config)
+
+
 def _with_few_slots(resolved: Resolved, rollouts: int) -> Config:
     """An engine holds memory for each of its slots, and here few are used. A deterministic run keeps what it has."""
     config = resolved.config
@@ -126,7 +137,7 @@ def _fitted(config: Config) -> Config:
 
 async def _play(
     prepared: PreparedPlay,
-    questions: AsyncIterator[str],
+    questions: AsyncIterator[str | None],
     screen: Screen,
     refused: Callable[[ConfigError], None] | None,
 ) -> bool:
@@ -137,9 +148,14 @@ async def _play(
             config, components=prepared.components, folder=Path(folder), tools=prepared.tools, observer=screen
         ) as rollouts:
             async for question in questions:
+                if question is None:
+                    _continue_from(screen, ())
+                    continue
+                task = _task(question, screen)
                 try:
-                    _check_length(question, encoder, prepared)
-                    all_valid &= await _play_one(question, rollouts, prepared, screen)
+                    _check_length(task, encoder, prepared)
+                    warn_of_foreign_tags(prepared.components.step, config, [_task(question)], prepared.tools)
+                    all_valid &= await _play_one(task, rollouts, prepared, screen)
                 except ConfigError as error:
                     if refused is None:
                         raise
@@ -147,32 +163,42 @@ async def _play(
     return all_valid
 
 
-async def _play_one(question: str, rollouts: Rollouts, prepared: PreparedPlay, screen: Screen) -> bool:
-    task = _task(question)
-    warn_of_foreign_tags(prepared.components.step, prepared.config, [task], prepared.tools)
+async def _play_one(task: Task, rollouts: Rollouts, prepared: PreparedPlay, screen: Screen) -> bool:
+    _continue_from(screen, task.prompt)
     groups = await rollouts.run(RolloutRequest(tasks=[task], step=0, plan=prepared.plan))
     check_groups(groups, [task], rollouts.group_size(prepared.plan))
     for rollout in groups[0].rollouts:
         screen.ended(rollout)
-    return all(rollout.valid for rollout in groups[0].rollouts)
+    valid = all(rollout.valid for rollout in groups[0].rollouts)
+    if not valid:
+        _continue_from(screen, task.prompt[:-1])  # as if the question had not been asked
+    return valid
 
 
-def _check_length(question: str, encoder: Encoder, prepared: PreparedPlay) -> None:
+def _continue_from(screen: Screen, messages: Sequence[Message]) -> None:
+    if isinstance(screen, Talk):
+        screen.begin(messages)
+
+
+def _check_length(task: Task, encoder: Encoder, prepared: PreparedPlay) -> None:
     """Raise `ConfigError` for a prompt that training would leave out, or that leaves no room for a response."""
-    prompt = task_prompts(prepared.components.step, prepared.config, prepared.tools)(_task(question))
+    prompt = task_prompts(prepared.components.step, prepared.config, prepared.tools)(task)
     n_tokens, most = len(encoder.prompt(prompt.messages, prompt.tools)), prepared.config.data.max_prompt_tokens
+    held = getattr(prepared.config.engine.params, "max_tokens", None)
+    what, remedy = "the question makes", "ask for less"
+    if len(task.prompt) > 1:
+        what, remedy = "the conversation with this question makes", "begin another conversation with /new"
     if n_tokens > most:
         raise ConfigError(
-            f"data.max_prompt_tokens={most}: the question makes a prompt of {n_tokens} tokens, and training leaves out "
-            "what is longer; raise it, or ask for less"
+            f"data.max_prompt_tokens={most}: {what} a prompt of {n_tokens} tokens, and training leaves out what is "
+            f"longer; raise it, or {remedy}"
         )
-    held = getattr(prepared.config.engine.params, "max_tokens", None)
     if held is not None and n_tokens >= held:
         raise ConfigError(
-            f"the question makes a prompt of {n_tokens} tokens, and model and engine hold {held} with the response; "
-            "ask for less"
+            f"{what} a prompt of {n_tokens} tokens, and model and engine hold {held} with the response; {remedy}"
         )
 
 
-def _task(question: str) -> Task:
-    return Task(id=TASK, prompt=user_prompt(question))
+def _task(question: str, screen: Screen | None = None) -> Task:
+    asked = user_prompt(question)
+    return Task(id=TASK, prompt=screen.prompt(*asked) if isinstance(screen, Talk) else asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from ramet.io.json_values import visible
 from ramet.tracking.console import PipeConsole
 from ramet.tracking.log import harmless
-from ramet.types import CallStatus, Generation, Rollout, Segment, SegmentKind, ToolCall, ToolRecord
+from ramet.types import CallStatus, Generation, Message, Rollout, Segment, SegmentKind, ToolCall, ToolRecord
 
 ARGUMENTS = 200  # characters of a call's arguments that are shown; the text of the turn has all of them
 HEADER, PROMPT, SAMPLED, CALL, INSERTED, FAULT = "bold", "dim", "", "yellow", "cyan", "red"
@@ -53,6 +54,9 @@ class Screen:
             f"turn {record.turn + 1}, result of {record.name}: {ended[record.status]} after {record.run_s:.2f} s{more}"
         )
         self._line(f"{self._of(rollout)}{text}", FAULT if record.status is CallStatus.INFRA else CALL)
+
+    def rendered(self, rollout: str, messages: Sequence[Message]) -> None:
+        """Show nothing: what is inserted is shown as the model reads it."""
 
     def inserted(self, rollout: str, segment: Segment) -> None:
         header = f"{self._of(rollout)}turn {segment.turn + 1}, inserted: {_tokens(len(segment))}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from ramet.types import Generation, Segment, ToolCall, ToolRecord
+from ramet.types import Generation, Message, Segment, ToolCall, ToolRecord
 
 
 class RolloutObserver(Protocol):
@@ -28,6 +29,10 @@ class RolloutObserver(Protocol):
 
     def called(self, rollout: str, record: ToolRecord) -> None:
         """Note that the call is over, whatever came of it."""
+        ...
+
+    def rendered(self, rollout: str, messages: Sequence[Message]) -> None:
+        """The rollout step had the chat template render these messages, to insert them."""
         ...
 
     def inserted(self, rollout: str, segment: Segment) -> None:

@@ -173,9 +173,12 @@ class RolloutTurn:
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
         try:
-            return self.context.encoder.suffix(messages, after=self.live.token_ids[-1])
+            parts = self.context.encoder.suffix(messages, after=self.live.token_ids[-1])
         except ValueError as error:
             raise PluginError(f"rollout step {self.context.step_name} called render wrongly: {error}") from error
+        if self.context.observer is not None:
+            self.context.observer.rendered(self.live.key.path, messages)
+        return parts
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         if self._has_generated:
