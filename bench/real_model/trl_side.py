@@ -87,9 +87,10 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, *args: Any, **named: Any) -> Any:
         n = self.settings.turn_tokens(self.turn, calls=barrier.tool_s is not None)
-        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = n
         if self.use_vllm:
             self.vllm_generation.max_completion_length = n
+        else:
+            self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = n
         started = time.perf_counter()
         result = super()._generate_single_turn(*args, **named)
         self.generation_s += time.perf_counter() - started
