@@ -2,7 +2,7 @@
 
     python bench/real_model/run.py [--rounds 3] [--precisions float32 bfloat16] [--work FOLDER] [--model FOLDER]
 
-4 questions of 160 tokens x 6 rollouts x 64 sampled tokens, one optimiser step; without a tool call, and with one of
+4 questions of 158 tokens x 6 rollouts x 64 sampled tokens, one optimiser step; without a tool call, and with one of
 0 s and of 0.2 s in the middle of each rollout. Each side is a process of its own, started in each round: its first
 step is not counted, then one step of each kind. Sides take turns. `--smoke` is the same with sizes that say nothing.
 
