@@ -248,7 +248,7 @@ class RealQuickstart:
     def _measure_both(self, model: Path) -> dict[str, Measured]:
         data, number = self.folders.data, self.options.problems
         measured = {
-            "held-out problems": self._measure(model, data / "test.jsonl", number or PROBLEMS),
+            "held out": self._measure(model, data / "test.jsonl", number or PROBLEMS),
             "other forms": self._measure(model, data / "other_forms.jsonl", min(number or OTHER, OTHER)),
         }
         for name, one in measured.items():
@@ -286,15 +286,14 @@ class RealQuickstart:
     def _show(self, was: dict[str, Measured], now: dict[str, Measured], phases: Phases, report: Path) -> None:
         console = Console(highlight=False, markup=False)
         table = Table(title=f"{SAMPLES} samples a problem, 95 % intervals, seed {self.options.seed}")
-        for column in ("", "problems", "after SFT", "after RL", "RL - SFT"):
+        for column in ("", "after SFT", "after RL", "RL - SFT"):
             table.add_column(column, no_wrap=True, justify="right" if column else "left")
         for name, old in was.items():
             new = now[name]
-            size = str(len(old.accuracy))
             change = _text(_difference(old, new), signed=True)
-            table.add_row(name, size, _text(old.estimate), _text(new.estimate), change)
-            table.add_row("  valid tool use", "", f"{old.valid_tool_use:.0%}", f"{new.valid_tool_use:.0%}", "")
-            table.add_row("  calls a rollout", "", f"{old.calls:.2f}", f"{new.calls:.2f}", "")
+            table.add_row(f"{name} ({len(old.accuracy)})", _text(old.estimate), _text(new.estimate), change)
+            table.add_row("  valid tool use", f"{old.valid_tool_use:.0%}", f"{new.valid_tool_use:.0%}", "")
+            table.add_row("  calls a rollout", f"{old.calls:.2f}", f"{new.calls:.2f}", "")
         console.print(table)
         spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases.seconds.items())
         console.print(f"Time: {spent}. Peak memory: {max(phases.peak_gb.values()):.1f} GB.")

@@ -45,7 +45,7 @@ def test_it_goes_the_whole_way_with_any_model_folder(root: Path) -> None:
     losses = summary["losses"]
     assert losses.index(min(losses)) >= len(losses) - 2  # it stops after the first that is not lower
     assert [len(one["accuracy"]) for one in summary["after_rl"].values()] == [2, 2]
-    assert summary["rl_minus_sft"]["held-out problems"]["n_tasks"] == 2
+    assert summary["rl_minus_sft"]["held out"]["n_tasks"] == 2
     assert {"sft", "measure_before", "rl", "measure_after"} <= summary["seconds_by_phase"].keys()
     for path in (run / "curves.png", run / "report.html", inputs / "exported/model.safetensors", inputs / "sft/model"):
         assert path.exists(), path
