@@ -1,4 +1,4 @@
-"""Options of the built-in branch policies: what is out of range is named with its bounds."""
+"""Options of the built-in branch policies: what is out of range is named with its value."""
 
 from __future__ import annotations
 
