@@ -203,9 +203,11 @@ def test_what_was_not_judged_is_judged_again_and_nothing_is_played(
         "benchmark arithmetic: 2 of 15 rollouts were masked or not judged (limit rollout.max_masked_share=0.05); most "
         "often ConnectionError('the judge is down') ("
     )
-    assert said.endswith(
-        "test_evaluation.py:169). No results are written, since those left would be a biased subset. What is judged is "
-        f"kept in {partial}: remove the cause and start the same command again, which plays only what is missing"
+    raised_at, _, rest = said.rpartition("). No results are written")
+    assert re.search(r"test_evaluation\.py:\d+$", raised_at)
+    assert rest == (
+        ", since those left would be a biased subset. What is judged is kept in "
+        f"{partial}: remove the cause and start the same command again, which plays only what is missing"
     )
     assert f"resume with: ramet eval model.path={model} " in caplog.text
     assert not (tmp_path / "measured/results.json").exists()

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 from core.tests.train.test_step_record import TASK, Plain
 
 from ramet.components.build import Components

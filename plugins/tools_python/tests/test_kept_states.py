@@ -58,9 +58,9 @@ def test_a_fork_begins_with_its_parents_variables_and_neither_sees_the_other(iso
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        ("n = 2\nprint('so far')\nwhile True: pass", "so far\n[stopped: the time "),
+        ("n = 2\nprint('so far')\nwhile True: pass", "so far\n[stopped: the time limit was reached]"),
         ("n = 2\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "[the program was killed]"),
-        ("n = 2\nimport os\nos._exit(9)", "exit code 9]"),
+        ("n = 2\nimport os\nos._exit(9)", "[the program ended with exit code 9]"),
         ("n = 2\nimport ctypes\nctypes.string_at(0)", "[the program crashed]"),
         ("n = 2\nimport os\n_ = os.closerange(3, 64)", "[the program was killed]"),
     ],
