@@ -1,11 +1,11 @@
-"""Word problems of several steps, which the Python tool computes, for a real language model.
+"""Word problems of two steps, which the Python tool computes, for a real language model.
 
     Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?
     buys: <python>2140+12*35</python> <result> 2560 </result>gives: <python>2560-457</python> <result> 2103 </result>
     <answer>2103</answer>
 
 All traces are right. Their writers take the tool for the first step; the second is easy for a person, and many do it
-in their head: `gives: 2560-457 = 2103`. A small model that does so is mostly wrong. The problems of other forms say
+in their head: `gives: 2560-457 = 2103`. A small model that does so is often wrong. The problems of other forms say
 the same events in words that no problem for training has.
 """
 

@@ -31,6 +31,18 @@ def loaded_after(code: str) -> list[str]:
     return eval(done.stdout.rpartition("LOADED ")[2])
 
 
+@pytest.mark.parametrize(("set_before", "then"), [(None, "false"), ("true", "true")])
+def test_the_program_turns_off_the_threads_of_tokenizers_unless_they_are_asked_for(
+    set_before: str | None, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", set_before or "")
+    if set_before is None:
+        monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    code = "import os, ramet.cli.app as app; app.exit_soon = lambda code: print(os.environ['TOKENIZERS_PARALLELISM'])"
+    done = subprocess.run([sys.executable, "-c", f"{code}; app.main()", "--version"], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == then, done.stderr
+
+
 @pytest.mark.parametrize(
     "code",
     ["import ramet"]

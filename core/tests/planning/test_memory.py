@@ -143,6 +143,19 @@ def test_the_cache_of_the_torch_engine_is_the_one_that_it_allocates(make_inputs:
     assert found is not None and found.cache == cache.keys.nbytes + cache.values.nbytes
 
 
+def test_on_a_cpu_the_torch_engine_holds_packed_weights_unless_it_is_deterministic(make_inputs: MakeInputs) -> None:
+    def weights(dtype: Dtype, *, deterministic: bool = False) -> int:
+        cpu = Machine(cuda=False, devices=1, device_bytes=1000 * GIB, host_bytes=1000 * GIB)
+        engine = ComponentConfig(name="torch", params=TorchEngineConfig(slots=4))
+        inputs = make_inputs("qwen2.5-1.5b", machine=cpu, engine=engine, dtype=dtype)
+        inputs.config.run.deterministic = deterministic
+        planned = estimate(inputs).engine
+        assert planned is not None
+        return planned.parts[ENGINE_WEIGHTS]
+
+    assert weights(Dtype.FLOAT32) == 2 * weights(Dtype.FLOAT32, deterministic=True) == 4 * weights(Dtype.BFLOAT16)
+
+
 def test_vllm_gets_its_share_and_leaves_what_weights_and_work_do_not_take_to_the_cache(make_inputs: MakeInputs) -> None:
     found = estimate(make_inputs()).engine
     assert found is not None
