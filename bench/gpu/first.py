@@ -123,9 +123,13 @@ def pinned(config: ModelConfig) -> str:
     """How much of the host a pinned block of 272 MiB takes: torch rounds up to powers of two."""
     if config.device != "cuda":
         return "needs a GPU"
+    before = _pinned_bytes()  # of earlier parts
     block = torch.empty(272 * 2**20, dtype=torch.uint8, pin_memory=True)
-    stats = torch.cuda.host_memory_stats()
-    return f"{block.nbytes / 2**20:.0f} MiB take {stats.get('allocated_bytes.current', 0) / 2**20:.0f} MiB"
+    return f"{block.nbytes / 2**20:.0f} MiB take {(_pinned_bytes() - before) / 2**20:.0f} MiB"
+
+
+def _pinned_bytes() -> int:
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
 def checkpoint(config: ModelConfig) -> str:
@@ -148,13 +152,14 @@ def exported(config: ModelConfig) -> str:
     """GB/s at which another process copies memory of this one, as an engine does with `ipc`, and what is left of it."""
     device, count = torch.device(config.device), 2**30 if config.device == "cuda" else 2**16
     cuda = device.type == "cuda"
-    with _fixed_segments():
+    with _fixed():
         buffer = torch.arange(count, device=device, dtype=torch.int64).to(torch.uint8)
     processes = torch.multiprocessing.get_context("spawn")
-    answers = processes.Queue()
-    process = processes.Process(target=_copy, args=(buffer, answers))
+    given, answers = processes.Queue(), processes.Queue()
+    process = processes.Process(target=_copy, args=(given, answers))
     process.start()
     try:
+        given.put(buffer)
         total, seconds = answers.get(timeout=120)
     finally:
         process.join(30)
@@ -170,10 +175,25 @@ def exported(config: ModelConfig) -> str:
     return text
 
 
-def _copy(buffer: torch.Tensor, answers: torch.multiprocessing.Queue) -> None:
-    """In the other process."""
-    seconds = _seconds(buffer.clone)
-    answers.put((int(buffer.sum(dtype=torch.int64)), seconds))
+@contextmanager
+def _fixed() -> Iterator[None]:
+    """As a run does it; a torch before 2.13 cannot say its settings, which are then those of run.sh."""
+    if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        with _fixed_segments():
+            yield
+        return
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    yield
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
+def _copy(given: torch.multiprocessing.Queue, answers: torch.multiprocessing.Queue) -> None:
+    """In the other process, which lets go of the memory before it ends."""
+    buffer = given.get()
+    found = int(buffer.sum(dtype=torch.int64)), _seconds(buffer.clone)
+    del buffer
+    gc.collect()
+    answers.put(found)
 
 
 def recorder(config: ModelConfig) -> str:

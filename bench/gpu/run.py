@@ -23,7 +23,7 @@ import first
 import torch
 from engine import run_engine
 from harness import print_table, write_results
-from packing import check_packing
+from packing import Difference, check_packing, check_sharing
 from sharded import Pass, run_sharded
 from sizes import CPU, GPU, Size, Sizes, make_model
 from transformers.utils.import_utils import is_flash_attn_2_available
@@ -33,7 +33,7 @@ from update import run_update
 from ramet.config.schema import Attention, ModelConfig
 from ramet.models.varlen import has_varlen
 
-LIMIT_S = 460  # by then a part must be expected to be done, or it does not begin
+LIMIT_S = 460
 WITH_VLLM_S = 120  # more, where it is installed
 UPDATES = (  # (checkpointing, compile, attention), the expected seconds
     ((True, False, Attention.AUTO), 20),
@@ -74,8 +74,11 @@ class Part:
 class Bench:
     """Runs part after part as long as there is time. `cells[row][column]` is the table."""
 
-    def __init__(self, sizes: Sizes, folder: Path, *, cuda: bool, rows: Path | None = None) -> None:
-        """Models are made in `folder`. `rows`: a file to which each row is added as soon as it is there."""
+    def __init__(self, sizes: Sizes, folder: Path, *, cuda: bool, limit_s: float, rows: Path | None = None) -> None:
+        """Models are made in `folder`. A part that would not be done after `limit_s` does not begin. `rows`: a file to
+        which each row is added as soon as it is there.
+        """
+        self._limit_s = limit_s
         self.cuda = cuda
         self.sizes = sizes
         self._folder = folder
@@ -86,9 +89,9 @@ class Bench:
         self._started = time.monotonic()
 
     def run(self, only: str = "") -> None:
-        """All parts, or those whose names begin so."""
-        for part in (*self._first(), *self._vllm(), *self._blocks(), *self._exact(), *self._updates()):
-            if part.name.startswith(only):
+        """All parts, or those whose names begin with one of `only`, a list with commas."""
+        for part in (*self._first(), *self._vllm(), *self._exact(), *self._blocks(), *self._updates()):
+            if part.name.startswith(tuple(only.split(","))):
                 self._part(part)
 
     def _first(self) -> Iterator[Part]:
@@ -140,7 +143,8 @@ class Bench:
             yield Part(size, name, seconds, partial(self._sharded, size, name, how), how.attention)
 
     def _exact(self) -> Iterator[Part]:
-        yield Part(self.sizes.small, "packing", 20, partial(self._packing, self.sizes.small))
+        for name, check in (("packed", self._packing), ("prefixes once", self._sharing)):
+            yield Part(self.sizes.small, f"{name} against alone", 20, partial(check, self.sizes.small))
         yield Part(self.sizes.middle, "engine torch", 45, partial(self._engine, self.sizes.middle))
 
     def _updates(self) -> Iterator[Part]:
@@ -164,9 +168,18 @@ class Bench:
         self._write(size, name, check(self._model(size)), {})
 
     def _packing(self, size: Size) -> None:
-        lengths, model = [700, 60, 300, 5] if self.cuda else [9, 3, 12, 5], self._model(size)
-        for one in check_packing(model, cuda=self.cuda, lengths=lengths, vocab=size.shape["vocab_size"]):
-            self._write(size, f"packed against alone, {one.attention}, {one.dtype}", str(one), asdict(one))
+        lengths, vocab = [700, 60, 300, 5] if self.cuda else [9, 3, 12, 5], size.shape["vocab_size"]
+        found = check_packing(self._model(size), cuda=self.cuda, lengths=lengths, vocab=vocab)
+        self._differences(size, "packed", found)
+
+    def _sharing(self, size: Size) -> None:
+        response, vocab = 600 if self.cuda else 12, size.shape["vocab_size"]
+        found = check_sharing(self._model(size), cuda=self.cuda, response=response, vocab=vocab)
+        self._differences(size, "prefixes once", found)
+
+    def _differences(self, size: Size, what: str, found: list[Difference]) -> None:
+        for one in found:
+            self._write(size, f"{what} against alone, {one.attention}, {one.dtype}", str(one), asdict(one))
 
     def _engine(self, size: Size) -> None:
         found = run_engine(size, self._model(size))
@@ -196,8 +209,7 @@ class Bench:
         if lacking := _lacking(part.attention):
             self._write(size, what, lacking, {})
             return
-        limit = LIMIT_S + (WITH_VLLM_S if find_spec("vllm") else 0)
-        if time.monotonic() - self._started + part.seconds > limit:
+        if time.monotonic() - self._started + part.seconds > self._limit_s:
             self._write(size, what, "no time was left", {})
             return
         logging.info("%s: %s", size.name, what)
@@ -249,7 +261,9 @@ def _words(how: Pass) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on a CPU, to try the script")
-    parser.add_argument("--only", default="", metavar="NAME", help="only the parts whose names begin so, as vllm")
+    parser.add_argument("--only", default="", metavar="NAME", help="only parts whose names begin so, as vllm,blocks")
+    limit_s = LIMIT_S + (WITH_VLLM_S if find_spec("vllm") else 0)
+    parser.add_argument("--limit-s", type=float, default=limit_s, metavar="S", help="(default: %(default)s)")
     given = parser.parse_args()
     rehearsal = given.cpu_rehearsal
     disable_progress_bar()
@@ -260,7 +274,7 @@ def main() -> int:
         rows = None if out is None else Path(out) / "rows.jsonl"
         if rows is not None:
             rows.parent.mkdir(parents=True, exist_ok=True)
-        bench = Bench(sizes, Path(folder), cuda=not rehearsal, rows=rows)
+        bench = Bench(sizes, Path(folder), cuda=not rehearsal, limit_s=given.limit_s, rows=rows)
         bench.run(given.only)
     where = "a CPU (rehearsal: tiny shapes, no measurement)" if rehearsal else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}")

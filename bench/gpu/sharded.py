@@ -28,7 +28,7 @@ from ramet.config.schema import (
     TrainConfig,
 )
 from ramet.models.loading import load_model
-from ramet.planning.memory_policy import TrainedModel, phases, state
+from ramet.planning.memory_policy import TrainedModel, phases
 from ramet.planning.model_shape import read_shape
 from ramet.policy.batching.packing import MicroBatch, micro_batches
 from ramet.policy.batching.partition import RankLayout, own_shared_micro_batches
@@ -150,7 +150,7 @@ def _logprobs(scorer: LogprobModel, batch: MicroBatch) -> torch.Tensor:
 
 
 def _planned(size: Size, model: ModelConfig, how: Pass) -> int:
-    """The plan of one rank among several, which holds the whole model."""
+    """The plan of one rank that computes as one of several, and holds the whole model."""
     config = Config(
         model=model,
         policy=how.policy,
@@ -158,6 +158,5 @@ def _planned(size: Size, model: ModelConfig, how: Pass) -> int:
         rollout=RolloutConfig(group_size=GROUP if how.groups else size.sequences, max_response_tokens=size.response),
         train=TrainConfig(tasks_per_step=2 if how.groups else 1, minibatches=1),
     )
-    side = TrainedModel(shape=read_shape(model), config=config, ranks=2, cuda=model.device == "cuda")
-    whole = state(replace(side, ranks=1))
-    return max(sum(whole.get(name, part) for name, part in parts.items()) for parts in phases(side).values())
+    side = TrainedModel(shape=read_shape(model), config=config, ranks=1, cuda=model.device == "cuda", alone=False)
+    return max(sum(parts.values()) for parts in phases(side).values())

@@ -242,7 +242,7 @@ class RealQuickstart:
         packed = StepPacker.of(loaded, loaded.device, budget=budget, world=ALONE)(prepared.examples)
         give_loss(loaded, budget)
         with torch.no_grad():
-            total = sum(float(loaded(**inputs_of(batch)).loss) for batch in packed.micro_batches)
+            total = sum(float(loaded(**inputs_of(batch.to(loaded.device))).loss) for batch in packed.micro_batches)
         return total / packed.n_trained
 
     def _measure_both(self, model: Path) -> dict[str, Measured]:

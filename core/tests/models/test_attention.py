@@ -57,7 +57,7 @@ def test_what_is_not_installed_or_switched_off_is_named(monkeypatch: pytest.Monk
     monkeypatch.setenv(COMPILER_OFF, "1")
     needs = {
         "flash_attention_2": "the package flash-attn",
-        "varlen": "a torch with torch.nn.attention.varlen (2.13 has it)",
+        "varlen": "a torch with torch.nn.attention.varlen (2.11 has it)",
         "flex": "the package triton and torch's compiler, which TORCHDYNAMO_DISABLE=1 switches off in this process",
     }
     for attention, needed in needs.items():

@@ -200,9 +200,7 @@ def test_keys_that_are_gathered_for_each_path_are_in_the_plan(
     traced = traced_peak(config, always, monkeypatch, batch)
     assert planned_peak(always, cuda=varlen) == pytest.approx(traced, rel=0.025)
     assert planned_peak(inputs(SharePrefixes.NEVER), cuda=varlen) < 0.98 * traced
-    assert planned_peak(inputs(SharePrefixes.AUTO), cuda=varlen) == planned_peak(
-        inputs(SharePrefixes.NEVER) if varlen else always, cuda=varlen
-    )
+    assert planned_peak(inputs(SharePrefixes.AUTO), cuda=varlen) == planned_peak(always, cuda=varlen)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -135,12 +135,18 @@ def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_anot
         ("auto", "auto", False, "computed once in steps with under 85% unique tokens; 81% of the tokens of 4 rollouts"),
         (
             "auto",
-            "auto",
+            "sdpa",
             True,
-            "computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU); "
+            "computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU, varlen on CUDA); "
             "policy.share_prefixes=always computes them once: 81% of the tokens of 4 rollouts of full length without",
         ),
-        ("auto", "eager", False, "computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU)"),
+        ("auto", "varlen", True, "computed once in steps with under 85% unique tokens; 81% of the tokens of 4"),
+        (
+            "auto",
+            "eager",
+            False,
+            "computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU, varlen on CUDA)",
+        ),
         ("always", "varlen", True, "computed once; 81% of the tokens of 4 rollouts of full length without forks are"),
         (
             "always",

@@ -61,6 +61,10 @@ def save(worker: PolicyRank, folder: Path) -> None:
     worker.write_staged(folder)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def digest(worker: PolicyRank) -> str:
     found = hashlib.sha256()
     for _, tensor in worker.weights():
@@ -233,10 +237,24 @@ def test_what_is_staged_is_the_state_of_then(
     worker.stage()
     worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 2)
     worker.write_staged(tmp_path / "staged")
-    for path in (tmp_path / "then").iterdir():
-        assert path.read_bytes() == (tmp_path / "staged" / path.name).read_bytes(), path.name
+    assert contents(tmp_path / "staged") == contents(tmp_path / "then")
     with pytest.raises(RuntimeError, match="nothing is staged"):
         worker.write_staged(tmp_path / "again")
+
+
+def test_a_save_that_is_waited_for_needs_no_copy_and_writes_the_same(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
+) -> None:
+    rows, worker = make_rows(4), PolicyRank(make_spec())
+    worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
+    worker.stage(True)
+    staged = worker.policy._staged
+    assert staged is not None
+    own = {parameter.data_ptr() for parameter in worker.model.parameters()}
+    assert own <= {tensor.data_ptr() for tensor in staged.tensors.values()}
+    worker.write_staged(tmp_path / "waited")
+    save(worker, tmp_path / "copied")
+    assert contents(tmp_path / "waited") == contents(tmp_path / "copied")
 
 
 def test_there_is_one_copy_for_all_saves_and_none_is_made_while_it_is_written(

@@ -18,7 +18,7 @@ from ramet.train.training import _restore
 
 
 class Disk:
-    """State is a number; writing it can be held, or fail."""
+    """State is a number; writing it can be held, or fail. Only what the run does not wait for is copied."""
 
     def __init__(self) -> None:
         self.state = 0
@@ -26,10 +26,11 @@ class Disk:
         self.free = threading.Event()
         self.free.set()
 
-    async def stage(self) -> Callable[[Path], None]:
-        state = self.state
+    async def stage(self, waited_for: bool) -> Callable[[Path], None]:
+        copied = self.state
 
         def write(folder: Path) -> None:
+            state = self.state if waited_for else copied
             assert self.free.wait(10)
             if self.full:
                 raise CheckpointError("no space")

@@ -129,8 +129,8 @@ class PolicyConfig:
     )
     share_prefixes: SharePrefixes = option(
         SharePrefixes.AUTO,
-        "compute once what rollouts of a group have in common; auto: on a CPU with sdpa, where unique tokens are "
-        "under 85 %", resume=NUMBERS
+        "compute once what rollouts of a group have in common; auto: on a CPU with sdpa and on CUDA with varlen, "
+        "where unique tokens are under 85 %", resume=NUMBERS
     )
     activation_checkpointing: bool = option(
         False, resume=MEMORY, aka="gradient_checkpointing enable_gradient_checkpointing"

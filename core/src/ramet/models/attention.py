@@ -89,7 +89,7 @@ def _missing(attention: Attention, device: str) -> list[str]:
     if attention is Attention.FLASH and not is_flash_attn_2_available():
         lacking.append("the package flash-attn")
     if attention is Attention.VARLEN and not has_varlen():
-        lacking.append("a torch with torch.nn.attention.varlen (2.13 has it)")
+        lacking.append("a torch with torch.nn.attention.varlen (2.11 has it)")
     if attention is Attention.FLEX and find_spec("triton") is None:
         lacking.append("the package triton")
     if attention is Attention.FLEX and os.environ.get(COMPILER_OFF) == "1":

@@ -1,8 +1,8 @@
 """`model.attention=varlen`: torch's own attention over sequences of different lengths (torch.nn.attention.varlen).
 
 The kernel is given a packed row with the borders of its sequences, so there is no mask and the cost is not that of the
-square of the row, as with the package flash-attn. It has kernels for half precision on CUDA alone and was not run
-there; tests replace the kernel.
+square of the row, as with the package flash-attn. It has kernels for half precision on CUDA alone, where `bench/gpu`
+compares it with rows alone; tests on a CPU replace the kernel.
 
 Shapes: B rows of S positions; D size of a head.
 """
@@ -33,12 +33,8 @@ class Borders:
 
 
 def has_varlen() -> bool:
-    """Whether this torch has it, with the options that are used here."""
-    if find_spec("torch.nn.attention.varlen") is None:
-        return False
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+    """Return whether this torch has it, with the options that are used here: torch 2.11 or later."""
+    return "window_size" in _OPTIONS
 
 
 def register() -> None:
@@ -81,4 +77,18 @@ def _attend_within(query: Tensor, key: Tensor, value: Tensor, both: Borders, sca
 def _kernel(*arguments: Any, **options: Any) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    if "enable_gqa" not in _OPTIONS:  # torch 2.11: fewer heads of keys than of queries need no word
+        del options["enable_gqa"]
     return cast("Tensor", varlen_attn(*arguments, **options))  # a tuple only if more is requested
+
+
+def _options() -> frozenset[str]:
+    """Return what this torch's kernel can be given; nothing if it has none."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return frozenset()
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+_OPTIONS = _options()

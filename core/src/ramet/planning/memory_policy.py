@@ -23,6 +23,7 @@ from ramet.planning.model_shape import ModelShape, Shape, adapters, count
 from ramet.policy.batching.packing import CPU_TOKENS
 from ramet.policy.batching.partition import MOST_KEYS
 from ramet.policy.host_memory import chunks, pinned_bytes
+from ramet.policy.shared_attention import shared_by_auto
 
 PAGE = 2**21  # bytes, of a GPU's memory that is mapped at once
 MASTER = 4  # bytes of weights, gradients and moments that are trained: float32 (policy/models.py)
@@ -97,10 +98,11 @@ class TrainedModel:
         group_size * T, whichever is less, which rollouts reach that differ at their ends alone; and the batching's own
         limit. FlexAttention gathers nothing: T.
         """
-        policy, attention = self.config.policy, self.config.model.attention
+        policy, device = self.config.policy, "cuda" if self.cuda else "cpu"
+        attention = chosen_attention(self.config.model, device, plain=self.shape.shares_prefixes)
         shares = policy.share_prefixes is SharePrefixes.ALWAYS
         if policy.share_prefixes is SharePrefixes.AUTO:
-            shares = not self.cuda and attention in (Attention.AUTO, Attention.SDPA)
+            shares = shared_by_auto(device, attention)
         if not shares or not self.shape.shares_prefixes:
             return 0
         if attention is Attention.FLEX:
@@ -159,6 +161,7 @@ def host(model: TrainedModel) -> int:
 
     With `policy.offload=optimizer`, and for that copy, tensors share pinned chunks (policy/host_memory.py). With `all`
     FSDP pins each weight and each gradient, a block by itself; there the optimiser's state and the copy are not pinned.
+    On a CPU nothing is copied for a save that the run waits for.
     """
     offload, trained = model.config.policy.offload, _own_sizes(model, model.trained, MASTER)
     copied = trained + [size for size in trained for _ in range(2)]
@@ -167,7 +170,7 @@ def host(model: TrainedModel) -> int:
         return pinned_bytes(weights) + pinned_bytes(trained) + 2 * sum(trained) + sum(copied)
     moments = copied[len(trained) :] if offload is Offload.OPTIMIZER else []
     if not model.cuda:
-        return sum(copied)
+        return sum(copied) if model.config.train.async_save else 0
     return pinned_bytes(chunks(moments).sizes) + pinned_bytes(chunks(copied).sizes)
 
 
@@ -279,7 +282,7 @@ def _in_flight(model: TrainedModel) -> Mapping[str, int]:
 
     FSDP: O stays gathered, c O; a block is c B, the next one arrives, c B; a block's gradient is c B, and 4 B while it
     is added up over ranks; the head's gradient waits for the embedding's, c; at the end O is freed and its gradients
-    are added up, (c + 4) O + 4 B.
+    are added up, (c + 4) O, to those of the pass before, 4 O/W; or the last block's sum is still there, 4 B.
     One rank in bfloat16: autocast's copies of all linear layers and of the head, 2 bytes each, and the head's gradient.
     LoRA has no gradients here worth counting, and frozen weights need no copy.
     """
@@ -294,5 +297,5 @@ def _in_flight(model: TrainedModel) -> Mapping[str, int]:
     return {
         "head": gathered + c * block + grads * c * head,
         "block": gathered + 2 * c * block + grads * (c * head + (c + MASTER) * block),
-        "ends": grads * ((c + MASTER) * outside + MASTER * block),
+        "ends": grads * ((c + MASTER) * outside + MASTER * max(block, outside // model.shards)),
     }

@@ -9,7 +9,7 @@ from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
 from ramet.policy.distributed.ulysses import check_ulysses
 from ramet.policy.lora import check_lora, check_lora_of
-from ramet.policy.shared_attention import check_sharing, sharing_problems
+from ramet.policy.shared_attention import check_sharing, shared_by_auto, sharing_problems
 
 
 def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
@@ -85,16 +85,18 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
     group = f"{unique_share:.0%} of the tokens of {size} rollouts of full length without forks are unique"
     if config.train.minibatches > 1 and config.train.minibatch_of is MinibatchOf.ROLLOUTS:
         group += ", but train.minibatch_of=rollouts parts groups, so updates share little"
-    attention = config.model.attention
+    device = "cuda" if cuda else "cpu"
+    attention = chosen_attention(config.model, device, plain=True)  # others have `sharing_problems`
     if wanted is SharePrefixes.ALWAYS:
-        masked = cuda and chosen_attention(config.model, "cuda", plain=True) is Attention.FLASH
+        masked = attention is Attention.FLASH
         masks = ", by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none)"
         return f"computed once{masks if masked else ''}; {group}"
     if wanted is SharePrefixes.NEVER or described is None:
         return ""
     if problems := sharing_problems(described):
         return f"computed as often as they occur: {problems[0]}"
-    if cuda or attention not in (Attention.AUTO, Attention.SDPA):
+    if not shared_by_auto(device, attention):
         could = "" if attention is Attention.EAGER else f"; policy.share_prefixes=always computes them once: {group}"
-        return f"computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU){could}"
+        auto = "policy.share_prefixes=auto is for sdpa on a CPU, varlen on CUDA"
+        return f"computed as often as they occur ({auto}){could}"
     return f"computed once in steps with under {WORTHWHILE:.0%} unique tokens; {group}"

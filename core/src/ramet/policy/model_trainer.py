@@ -287,23 +287,25 @@ class ModelTrainer:
         """
         for module in (self.module, *others):
             reshard(module)
-        gc.collect()  # before the cache is emptied: what only a cycle holds would stay
         if self.device.type == "cuda":
+            gc.collect()  # before the cache is emptied: what only a cycle holds would stay; a fifth of a second
             torch.cuda.synchronize(self.device)  # memory that a running kernel uses cannot be given back
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # nor what an engine has mapped, before it is known that it no longer does
             torch.cuda.empty_cache()
 
-    def stage(self) -> None:
+    def stage(self, waited_for: bool = False) -> None:
         """Copy weights, optimiser, counts and random number states into host memory, for `write_staged`.
 
-        There is one copy, whose memory is used every time. Raises `RuntimeError` while it is being written.
+        There is one copy, whose memory is used every time. What is in host memory already is not copied if nothing is
+        trained until it is written (`waited_for`). Raises `RuntimeError` while the copy before is being written.
         """
         if self._writing:
             raise RuntimeError("the copy before is still being written; wait until write_staged() is done")
         reshard(self.module)
         progress = Progress(step=self.step, bad_steps=self.bad_steps)
         rank, world_size = self.layout.rank, self.layout.world_size
-        self._staged = stage_state(self.model, self.optimizer, progress, self._copies, rank=rank, world_size=world_size)
+        copies = None if waited_for and self.device.type == "cpu" else self._copies
+        self._staged = stage_state(self.model, self.optimizer, progress, copies, rank=rank, world_size=world_size)
 
     def write_staged(self, folder: Path) -> None:
         """Write what was staged, once; in any thread, while training continues. Raises `CheckpointError`."""

@@ -195,13 +195,14 @@ class PolicyRank:
         """Return names, types and shapes of `engine_weights`, in that order; needs no other rank."""
         return merged_shapes(self.model, DTYPES[self.spec.model.dtype])
 
-    def stage(self) -> None:
-        """Copy what a checkpoint holds into host memory, for `write_staged`.
+    def stage(self, waited_for: bool = False) -> None:
+        """Copy what a checkpoint holds into host memory, for `write_staged`. `waited_for`: nothing is trained until it
+        is written, so what is there already is not copied.
 
         Raises `RuntimeError` while the copy before is being written.
         """
         for model, _ in self._saved():
-            model.stage()
+            model.stage(waited_for)
 
     def write_staged(self, folder: Path) -> None:
         """Write what was staged, once; in any thread, while training continues. All ranks write to the same folder.

@@ -73,16 +73,21 @@ def check_sharing(config: PretrainedConfig, attention: str) -> list[str]:
 
 
 def shares_prefixes(wanted: SharePrefixes, config: PretrainedConfig, device: torch.device) -> bool:
-    """Whether a model's passes may be given a plan. `auto` asks for what was measured: SDPA on a CPU.
+    """Whether a model's passes may be given a plan. `auto` asks for what was measured: `shared_by_auto`.
 
     Raises `ConfigErrors` for a model that is to share and cannot.
     """
     kernel = str(config._attn_implementation)
     if wanted is SharePrefixes.AUTO:
-        return device.type == "cpu" and kernel == Attention.SDPA and not sharing_problems(config)
+        return shared_by_auto(device.type, kernel) and not sharing_problems(config)
     if wanted is SharePrefixes.ALWAYS:
         raise_all(check_sharing(config, kernel))
     return wanted is SharePrefixes.ALWAYS
+
+
+def shared_by_auto(device: str, attention: str) -> bool:
+    """Whether `policy.share_prefixes=auto` takes this attention there: SDPA on a CPU, `varlen` on CUDA."""
+    return attention == {"cpu": Attention.SDPA, "cuda": Attention.VARLEN}.get(device)
 
 
 def install_shared_attention(model: PreTrainedModel) -> None:

@@ -323,8 +323,8 @@ class Loop:
         else:
             logger.warning("what was learned in step %d is saved; the run ends, since the step could not be", step)
 
-    async def _stage(self) -> Callable[[Path], None]:
-        await self.backend.policy.call(PolicyRank.stage)
+    async def _stage(self, waited_for: bool) -> Callable[[Path], None]:
+        await self.backend.policy.call(PolicyRank.stage, waited_for)
         state, score = replace(self.state), self._score
         prefixes = None if self.prefixes is None else self.prefixes.copy()
 

@@ -217,7 +217,7 @@ class _Replay:
 
     async def _save(self, ranks: Ranks) -> Path:
         """A checkpoint as the run's own, from which training can continue."""
-        await ranks.call(PolicyRank.stage)
+        await ranks.call(PolicyRank.stage, True)
         checkpoints = Checkpoints(self.run_dir.checkpoints, keep=self.config.train.keep_checkpoints)
 
         def write(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Saving of a run, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
 
-The state is copied aside first and written by a thread. With `train.async_save` the run continues meanwhile, and
-learns of a failure at a later step.
+The state is staged first and written by a thread. With `train.async_save` the state is copied, the run continues
+meanwhile and learns of a failure at a later step.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ class Saver:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        stage: Callable[[], Awaitable[Write]],
+        stage: Callable[[bool], Awaitable[Write]],
         *,
         every: int,
         last: int,
         saved: int,
         in_background: bool,
     ) -> None:
-        """`stage` copies the current state aside and returns what fills a folder with it, in any thread."""
+        """`stage` returns what fills a folder with the current state, in any thread; it need not copy what it is told
+        that the run waits for.
+        """
         self.checkpoints = checkpoints
         self.stage = stage
         self.every = every
@@ -54,7 +56,7 @@ class Saver:
             await self.save(step)
         elif step % self.every == 0 or await self._is_best(step, score):
             await self._settle()
-            write = await self.stage()
+            write = await self.stage(not self.in_background)
             self._in_progress = step, asyncio.create_task(self._write(step, write), name=f"save of step {step}")
             if not self.in_background:
                 await self._settle()
@@ -63,7 +65,7 @@ class Saver:
         """Save now, unless this step is on disk. Raises `CheckpointNotWritten`."""
         await self._settle()
         if step > self.saved:
-            await self._write(step, await self.stage())
+            await self._write(step, await self.stage(True))
 
     async def end(self) -> None:
         """Let the save in progress complete, where something else ended the run: what it raises is only warned of."""

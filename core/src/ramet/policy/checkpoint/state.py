@@ -59,13 +59,14 @@ def stage_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    buffers: HostBuffers,
+    buffers: HostBuffers | None,
     *,
     rank: int,
     world_size: int,
 ) -> Staged:
-    """The current state, copied into `buffers`, so that training can continue."""
-    tensors = buffers.copies(_tensors(model) | _optimizer_tensors(model, optimizer))
+    """The current state, copied into `buffers`, so that training can continue; None: itself, which must not change."""
+    tensors = _tensors(model) | _optimizer_tensors(model, optimizer)
+    tensors = tensors if buffers is None else buffers.copies(tensors)
     own_state = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
     return Staged(tensors=tensors, own=own_state, rank=rank)
 
