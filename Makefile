@@ -13,16 +13,19 @@ LIGHT := core/tests plugins tests/test_layers.py tests/test_requirements.py test
 	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test dev light lint fmt coverage clean help
+.PHONY: quickstart test test-real dev light lint fmt coverage clean help
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small model to use a tool (TOOL=search|python SEED=1), or a real one (MODEL=smollm2|FOLDER PROOF=1)
 	$(BIN)/python scripts/quickstart --seed $(SEED) $(if $(MODEL),--model $(MODEL) $(if $(PROOF),--proof),--tool $(TOOL))
 
 test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
 	$(PYTEST) $(PYTEST_ARGS)
+
+test-real: $(VENV)/.dev  ## SmolLM2 under Ray with two ranks and vLLM: five minutes, 10 GB
+	$(BIN)/python bench/real_model/cluster.py
 
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
 
