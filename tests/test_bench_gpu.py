@@ -29,6 +29,7 @@ ROWS = {
     "blocks, sdpa, checkpointing, groups, prefixes once",
     "packed against alone, sdpa, float32",
     "packed against alone, eager, float32",
+    "prefixes once against alone, sdpa, float32",
     "engine torch, 4 slots",
     "engine against trainer",
     "update, auto",
@@ -111,7 +112,7 @@ def fail():
     raise AssertionError("FSDP expects something else")
 
 
-bench = Bench(CPU, Path("none"), cuda=False)
+bench = Bench(CPU, Path("none"), cuda=False, limit_s=60)
 bench._first = lambda: [Part(CPU.small, "one", 0, fail), Part(CPU.small, "two", 0, lambda: None)]
 bench._vllm = bench._blocks = bench._exact = bench._updates = list
 bench.run()

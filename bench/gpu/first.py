@@ -183,8 +183,10 @@ def _fixed() -> Iterator[None]:
             yield
         return
     torch.cuda.memory._set_allocator_settings("expandable_segments:False")
-    yield
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def _copy(given: torch.multiprocessing.Queue, answers: torch.multiprocessing.Queue) -> None:

@@ -49,9 +49,12 @@ class Job:
             ended = threading.Event()
             watcher = threading.Thread(target=self._watch, args=(process.pid, ended))
             watcher.start()
-            code = process.wait()
-            ended.set()
-            watcher.join()
+            try:
+                code = process.wait()
+            finally:  # an interruption too
+                process.terminate()
+                ended.set()
+                watcher.join()
         if code != 0:
             raise SystemExit(f"ramet {arguments[0]} ended with code {code}:\n{self._log.read_text()[-3000:]}")
 
@@ -103,7 +106,8 @@ def _report(steps: list[dict[str, Any]], sft: Job, rl: Job, problems: list[str])
     names = {"step s": "time/step_s", "rollouts s": "time/rollout_s", "update s": "time/update_s",
              "sync s": "time/sync_s", "calls": "rollout/tool_calls_mean", "gap": "train/engine_gap_max"}  # fmt: skip
     runs = [{"step": step["step"], **{name: step.get(key) for name, key in names.items()}} for step in steps]
-    print_table(list(runs[0]), [["-" if value is None else f"{value:.3g}" for value in run.values()] for run in runs])
+    rows = [["-" if value is None else f"{value:.3g}" for value in run.values()] for run in runs]
+    print_table(["step", *names], rows)
     print(f"memory of all processes: SFT {sft.peak / 1e9:.1f} GB, RL {rl.peak / 1e9:.1f} GB")
     print("\n".join(problems) or "passed")
     summary = {"passed": not problems, "problems": problems, "sft_peak_gb": sft.peak / 1e9, "rl_peak_gb": rl.peak / 1e9}

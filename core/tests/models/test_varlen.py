@@ -15,7 +15,7 @@ import ramet.models.varlen
 from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.errors import ConfigError
 from ramet.models.loading import load_model
-from ramet.models.varlen import VARLEN, borders, has_varlen, register
+from ramet.models.varlen import VARLEN, attend, borders, has_varlen, register
 
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 0]])
 
@@ -53,6 +53,23 @@ def test_without_cuda_it_is_refused(tiny: Path) -> None:
     config = ModelConfig(path=str(tiny), attention=Attention.VARLEN, dtype=Dtype.BFLOAT16, device="cpu")
     with pytest.raises(ConfigError, match="varlen needs a CUDA device"):
         load_model(config)
+
+
+def test_a_kernel_of_torch_2_11_is_not_given_the_word_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda *_, **options: given.append(options))
+    query, key = torch.zeros(9, 4, 8), torch.zeros(9, 2, 8)
+    found = borders(POSITIONS)
+    attend(query, key, key, found, found, 0.125)
+    monkeypatch.setattr(ramet.models.varlen, "_OPTIONS", frozenset({"scale", "window_size"}))
+    assert has_varlen()
+    attend(query, key, key, found, found, 0.125)
+    assert given == [
+        {"scale": 0.125, "window_size": (-1, 0), "enable_gqa": True},
+        {"scale": 0.125, "window_size": (-1, 0)},
+    ]
+    monkeypatch.setattr(ramet.models.varlen, "_OPTIONS", frozenset({"scale", "is_causal"}))  # older ones
+    assert not has_varlen()
 
 
 @pytest.mark.gpu

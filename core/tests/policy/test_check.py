@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from ramet.config.schema import (
     Attention,
     ClusterConfig,
     Config,
+    Dtype,
     MinibatchOf,
     ModelConfig,
     Offload,
     PolicyConfig,
     SharePrefixes,
 )
+from ramet.models.attention import attention_for
 from ramet.policy.check import check_policy, shares_in_words
+from ramet.policy.shared_attention import shares_prefixes
 
 
 def config(
@@ -127,6 +131,17 @@ def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_anot
     assert check_policy(found, elsewhere=True) == []
     found.cluster.address = "auto"
     assert check_policy(found) == []
+
+
+def test_auto_shares_prefixes_on_cuda_where_attention_is_varlen(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, described, cuda = config(tiny, PolicyConfig()), AutoConfig.from_pretrained(tiny), torch.device("cuda")
+    found.model.dtype, found.model.device = Dtype.BFLOAT16, "cuda"
+    for flash in (False, True):
+        monkeypatch.setattr("ramet.models.attention.is_flash_attn_2_available", lambda flash=flash: flash)
+        described._attn_implementation = attention_for(found.model, cuda, described)
+        shares = shares_prefixes(SharePrefixes.AUTO, described, cuda)
+        assert shares is not flash
+        assert shares_in_words(found, cuda=True).startswith("computed once") is shares
 
 
 @pytest.mark.parametrize(

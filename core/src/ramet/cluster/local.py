@@ -155,7 +155,7 @@ class LocalRollouts:
 
 
 class LocalRanks:
-    """`ramet.cluster.interfaces.Ranks`: the only rank. Its thread is the only one that touches the models."""
+    """`ramet.cluster.interfaces.Ranks`: the only rank. Its thread is the only one that changes the models."""
 
     def __init__(self, spec: PolicySpec, critic: CriticSpec | None) -> None:
         self.rank = PolicyRank(spec, critic)

@@ -29,8 +29,6 @@ def attention_for(config: ModelConfig, device: torch.device, described: Pretrain
         raise ConfigError(problems[0])
     attention = chosen_attention(config, device.type, plain=is_plain(described))
     if attention is Attention.VARLEN:
-        if config.attention is Attention.AUTO and _is_old(device):
-            return str(Attention.SDPA)
         ramet.models.varlen.register()
     if attention is Attention.FLEX:
         ramet.models.flex.register()
@@ -40,14 +38,14 @@ def attention_for(config: ModelConfig, device: torch.device, described: Pretrain
 def chosen_attention(config: ModelConfig, device: str, *, plain: bool) -> Attention:
     """What `auto` is on this kind of device: flash-attn or else `varlen` on CUDA in bfloat16, otherwise SDPA.
 
-    `varlen` only where the model `is_plain`.
+    `varlen` only where the model `is_plain`, and the GPU, if one is visible, is an Ampere or later.
     """
     if config.attention is not Attention.AUTO:
         return config.attention
     if device == "cuda" and config.dtype is Dtype.BFLOAT16:
         if not _missing(Attention.FLASH, device):
             return Attention.FLASH
-        if plain and not _missing(Attention.VARLEN, device):
+        if plain and not _missing(Attention.VARLEN, device) and not _is_old(torch.device(device)):
             return Attention.VARLEN
     return Attention.SDPA
 

@@ -7,7 +7,7 @@ forks a token's descendants end where its sequence does. Nothing is gathered, an
 block sees are skipped.
 
 Compiled by torch it is one kernel in each direction, which adds up gradients in float32; on a CPU torch has only the
-forward pass, and another that keeps all scores. The kernel was not run on a GPU; tests run torch's own reference.
+forward pass, and another that keeps all scores. `bench/gpu` runs the kernel; tests run torch's own reference.
 
 Shapes: B rows of S positions; D size of a head; blocks of `BLOCK` positions.
 """

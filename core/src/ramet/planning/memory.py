@@ -110,9 +110,10 @@ def estimate(inputs: Inputs) -> MemoryPlan:
 
 
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
-    """What is offloaded, and the copy that saves are written from; with GPUs also new weights in the object store with
-    the two buffers through which they go there, and the processes themselves. An engine that sleeps drops its weights
-    and keeps nothing here. Files hold a mixture's experts one by one, so each of several ranks loads the whole model.
+    """What is offloaded, and the copy from which saves are written (`host`); with GPUs also new weights in the object
+    store with the two buffers through which they go there, and the processes themselves. An engine that sleeps drops
+    its weights and keeps nothing here. Files hold a mixture's experts one by one, so each of several ranks loads the
+    whole model.
     """
     aside = placement.ranks * sum(map(host, models))
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else 4

@@ -99,7 +99,7 @@ class TrainedModel:
         limit. FlexAttention gathers nothing: T.
         """
         policy, device = self.config.policy, "cuda" if self.cuda else "cpu"
-        attention = chosen_attention(self.config.model, device, plain=self.shape.shares_prefixes)
+        attention = chosen_attention(self.config.model, device, plain=self.shape.plain)
         shares = policy.share_prefixes is SharePrefixes.ALWAYS
         if policy.share_prefixes is SharePrefixes.AUTO:
             shares = shared_by_auto(device, attention)
@@ -146,7 +146,7 @@ def resident(model: TrainedModel) -> dict[str, int]:
 
 def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
     """What torch's allocator holds on a GPU beyond `parts`: tensors of over 1 MiB are in whole pages of 2 MiB each, and
-    5 % of what a pass needs besides is lost between pieces of other sizes (an assumption: no GPU was there to measure).
+    5 % of what a pass needs besides is lost between pieces of other sizes (an assumption, not measured).
     """
     passing = sum(parts.get(name, 0) for name in (FLIGHT, ACTIVATIONS, WORK))
     sizes = _own_sizes(model, model.trained, MASTER)
@@ -222,7 +222,7 @@ def shared_mask(model: TrainedModel) -> int:
 
 def _masks(model: TrainedModel) -> bool:
     device = "cuda" if model.cuda else "cpu"
-    attention = chosen_attention(model.config.model, device, plain=model.shape.shares_prefixes)
+    attention = chosen_attention(model.config.model, device, plain=model.shape.plain)
     return attention not in (Attention.VARLEN, Attention.FLEX)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramet.config.schema import Attention, Config, MinibatchOf, Offload, PolicyConfig, SharePrefixes
-from ramet.models.attention import check_attention, chosen_attention
+from ramet.models.attention import check_attention, chosen_attention, is_plain
 from ramet.models.check import read_config
 from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
@@ -86,7 +86,7 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
     if config.train.minibatches > 1 and config.train.minibatch_of is MinibatchOf.ROLLOUTS:
         group += ", but train.minibatch_of=rollouts parts groups, so updates share little"
     device = "cuda" if cuda else "cpu"
-    attention = chosen_attention(config.model, device, plain=True)  # others have `sharing_problems`
+    attention = chosen_attention(config.model, device, plain=described is None or is_plain(described))
     if wanted is SharePrefixes.ALWAYS:
         masked = attention is Attention.FLASH
         masks = ", by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none)"

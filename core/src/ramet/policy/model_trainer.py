@@ -296,8 +296,8 @@ class ModelTrainer:
     def stage(self, waited_for: bool = False) -> None:
         """Copy weights, optimiser, counts and random number states into host memory, for `write_staged`.
 
-        There is one copy, whose memory is used every time. What is in host memory already is not copied if nothing is
-        trained until it is written (`waited_for`). Raises `RuntimeError` while the copy before is being written.
+        There is one copy, whose memory is used every time. On a CPU nothing is copied if nothing is trained until it
+        is written (`waited_for`). Raises `RuntimeError` while the copy before is being written.
         """
         if self._writing:
             raise RuntimeError("the copy before is still being written; wait until write_staged() is done")

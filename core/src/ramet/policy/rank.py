@@ -197,7 +197,7 @@ class PolicyRank:
 
     def stage(self, waited_for: bool = False) -> None:
         """Copy what a checkpoint holds into host memory, for `write_staged`. `waited_for`: nothing is trained until it
-        is written, so what is there already is not copied.
+        is written, so on a CPU nothing is copied.
 
         Raises `RuntimeError` while the copy before is being written.
         """

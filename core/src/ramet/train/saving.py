@@ -32,8 +32,8 @@ class Saver:
         saved: int,
         in_background: bool,
     ) -> None:
-        """`stage` returns what fills a folder with the current state, in any thread. Its argument: whether the run waits
-        for that, so that no copy is needed.
+        """`stage` returns what fills a folder with the current state, in any thread. Its argument: whether the run
+        waits for that, so that no copy is needed.
         """
         self.checkpoints = checkpoints
         self.stage = stage
