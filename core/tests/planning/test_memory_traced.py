@@ -203,6 +203,28 @@ def test_keys_that_are_gathered_for_each_path_are_in_the_plan(
     assert planned_peak(inputs(SharePrefixes.AUTO), cuda=varlen) == planned_peak(always, cuda=varlen)
 
 
+@pytest.mark.parametrize(
+    ("model", "layers", "alone", "policy", "measured"),
+    [
+        ("qwen2.5-7b", 4, False, {"max_microbatch_tokens": 8192, "activation_checkpointing": True}, 45_507_312_128),
+        ("qwen2.5-7b", 4, False, {"max_microbatch_tokens": 8192, "activation_checkpointing": False}, 45_507_312_128),
+        ("qwen2.5-1.5b", 28, True, {"max_microbatch_tokens": 16384, "activation_checkpointing": True}, 33_397_731_840),
+        ("qwen2.5-1.5b", 28, True, {"max_microbatch_tokens": 16384, "activation_checkpointing": False}, 85_084_645_888),
+    ],
+)
+def test_the_plan_is_near_the_peak_of_an_h200(
+    model: str, layers: int, alone: bool, policy: dict[str, Any], measured: int, make_inputs: MakeInputs
+) -> None:
+    """Bytes of `bench/results/gpu.json`, with the varlen attention; `alone` or as one rank of FSDP2."""
+    inputs = make_inputs(
+        model, prompt=512, response=3584, tasks=1, group=16, shape={"num_hidden_layers": layers}, policy=policy,
+        cluster={"policy_workers": 1}, train={"minibatches": 1},
+    )  # fmt: skip
+    config = replace(inputs.config, model=replace(inputs.config.model, attention=Attention.VARLEN))
+    side = TrainedModel(shape=inputs.shape, config=config, ranks=1, cuda=True, alone=alone)
+    assert max(sum(parts.values()) for parts in phases(side).values()) == pytest.approx(measured, rel=0.06)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_the_bytes_of_a_shard_are_exact_also_where_ranks_do_not_divide_a_parameter(
     ranks: int, model_config: Callable[..., PretrainedConfig], monkeypatch: pytest.MonkeyPatch
