@@ -16,14 +16,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import print_table, write_results
-from processes import EVERY_S, pss_bytes
+from processes import PeakMemory
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "experiment=quickstart_smollm2"
@@ -36,31 +35,24 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-class Job:
-    """A `ramet` command, with the memory that it and its processes took at most."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.peak = 0  # bytes
-        print(f"ramet {arguments[0]} ...", flush=True)
-        self._log = folder / f"{arguments[0]}.log"
-        with self._log.open("w", encoding="utf-8") as log:
-            command = [sys.executable, "-m", "ramet", *arguments]
-            process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=_environment())
-            ended = threading.Event()
-            watcher = threading.Thread(target=self._watch, args=(process.pid, ended))
-            watcher.start()
-            try:
-                code = process.wait()
-            finally:  # an interruption too
-                process.terminate()
-                ended.set()
-                watcher.join()
-        if code != 0:
-            raise SystemExit(f"ramet {arguments[0]} ended with code {code}:\n{self._log.read_text()[-3000:]}")
-
-    def _watch(self, pid: int, ended: threading.Event) -> None:
-        while not ended.wait(EVERY_S):
-            self.peak = max(self.peak, pss_bytes(pid))
+def run_job(folder: Path, *arguments: str) -> int:
+    """Run a `ramet` command; returns the bytes that it and its processes took at most. Raises `SystemExit` with the end
+    of its output if it failed.
+    """
+    print(f"ramet {arguments[0]} ...", flush=True)
+    log = folder / f"{arguments[0]}.log"
+    with log.open("w", encoding="utf-8") as output:
+        command = [sys.executable, "-m", "ramet", *arguments]
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=_environment())
+        memory = PeakMemory(process.pid)
+        try:
+            code = process.wait()
+        finally:  # an interruption too
+            process.terminate()
+            memory.end()
+    if code != 0:
+        raise SystemExit(f"ramet {arguments[0]} ended with code {code}:\n{log.read_text()[-3000:]}")
+    return memory.bytes
 
 
 def _environment() -> dict[str, str]:
@@ -76,14 +68,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ramet-real-") as temporary:
         folder = Path(temporary)
         importlib.import_module("word_problems").write(folder, 1)
-        sft = Job(folder, "sft", RECIPE, f"model.path={model.resolve()}", "sft.data=[sft.jsonl]", "run.name=sft")
-        rl = Job(
+        sft_bytes = run_job(
+            folder, "sft", RECIPE, f"model.path={model.resolve()}", "sft.data=[sft.jsonl]", "run.name=sft"
+        )
+        rl_bytes = run_job(
             folder, "train", RECIPE, "model.path=runs/sft/model", "data.train=[rl.jsonl]", "run.name=rl", *SETTINGS
         )
         lines = (folder / "runs/rl/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
     problems = _problems(steps)
-    _report(steps, sft, rl, problems)
+    _report(steps, problems, sft_peak_gb=sft_bytes / 1e9, rl_peak_gb=rl_bytes / 1e9)
     return 1 if problems else 0
 
 
@@ -102,15 +96,15 @@ def _problems(steps: list[dict[str, Any]]) -> list[str]:
     return problems
 
 
-def _report(steps: list[dict[str, Any]], sft: Job, rl: Job, problems: list[str]) -> None:
+def _report(steps: list[dict[str, Any]], problems: list[str], **peaks_gb: float) -> None:
     names = {"step s": "time/step_s", "rollouts s": "time/rollout_s", "update s": "time/update_s",
              "sync s": "time/sync_s", "calls": "rollout/tool_calls_mean", "gap": "train/engine_gap_max"}  # fmt: skip
     runs = [{"step": step["step"], **{name: step.get(key) for name, key in names.items()}} for step in steps]
     rows = [["-" if value is None else f"{value:.3g}" for value in run.values()] for run in runs]
     print_table(["step", *names], rows)
-    print(f"memory of all processes: SFT {sft.peak / 1e9:.1f} GB, RL {rl.peak / 1e9:.1f} GB")
+    print("memory of all processes:", ", ".join(f"{name} {size:.1f}" for name, size in peaks_gb.items()))
     print("\n".join(problems) or "passed")
-    summary = {"passed": not problems, "problems": problems, "sft_peak_gb": sft.peak / 1e9, "rl_peak_gb": rl.peak / 1e9}
+    summary = {"passed": not problems, "problems": problems, **peaks_gb}
     write_results("real_cluster", {"settings": SETTINGS, "ranks": RANKS}, runs, summary)
 
 

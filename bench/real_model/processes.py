@@ -50,6 +50,25 @@ def _pss_kb(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
+class PeakMemory:
+    """The most that a process and its descendants take, from now until `end`."""
+
+    def __init__(self, root: int) -> None:
+        self.bytes = 0
+        self._root = root
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self.bytes = max(self.bytes, pss_bytes(self._root))
+
+
 class SideProcess:
     """Started, and blocked until its first step."""
 
@@ -68,10 +87,7 @@ class SideProcess:
             text=True,
             env={**os.environ, **variables},
         )
-        self._peak = 0  # bytes, since the start
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
+        self._memory = PeakMemory(self._process.pid)
         self.versions = self._read()
 
     def step(self, tool_s: float | None) -> dict[str, Any]:
@@ -81,7 +97,7 @@ class SideProcess:
         self._process.stdin.write(json.dumps({"tool_s": tool_s}) + "\n")
         self._process.stdin.flush()
         reported = self._read()
-        return {**reported, "cpu_s": cpu_s(self._process.pid) - before, "peak_gb": self._peak / 1e9}
+        return {**reported, "cpu_s": cpu_s(self._process.pid) - before, "peak_gb": self._memory.bytes / 1e9}
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -90,8 +106,7 @@ class SideProcess:
             self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._ended.set()
-        self._watcher.join()
+        self._memory.end()
         self._log.close()
 
     def _read(self) -> dict[str, Any]:
@@ -100,9 +115,5 @@ class SideProcess:
             if line.startswith(PREFIX):
                 content: dict[str, Any] = json.loads(line.removeprefix(PREFIX))
                 return content
-        self._ended.set()
+        self._memory.end()
         raise RuntimeError(f"it ended with code {self._process.wait()}; see {self._log.name}")
-
-    def _watch(self) -> None:
-        while not self._ended.wait(EVERY_S):
-            self._peak = max(self._peak, pss_bytes(self._process.pid))
