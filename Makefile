@@ -24,7 +24,7 @@ quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small mode
 test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-real: $(VENV)/.dev  ## SmolLM2 under Ray with two ranks and vLLM: five minutes, 10 GB
+test-real: $(VENV)/.dev  ## SmolLM2 under Ray with two ranks and vLLM: six minutes, 11 GB
 	$(BIN)/python bench/real_model/cluster.py
 
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
