@@ -137,7 +137,7 @@ def test_a_question_that_infrastructure_failed_is_left_out_of_the_conversation(
     keys: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     late = ["tools.e2e_digest.timeout_s=0.001", "tools.e2e_digest.retries=0"]
-    environment = {**environment, "E2E_LATENCY_S": "100000"}
+    environment = {**environment, "E2E_LATENCY_S": "inf"}
     text = COLOUR.sub("", at_a_terminal(b"one\none\n/quit\n", [*keys, *late], environment, tmp_path, code=2))
     prompts = re.findall(r"^stop: fault; .*tokens: (\d+) prompt", text, re.MULTILINE)
     assert len(prompts) == 2 and prompts[0] == prompts[1]
@@ -174,7 +174,7 @@ def test_a_rollout_that_infrastructure_failed_is_told_and_is_exit_code_2(
     ramet, keys: list[str], tmp_path: Path
 ) -> None:
     keys = [*keys, "tools.e2e_digest.timeout_s=0.001", "tools.e2e_digest.retries=0"]
-    ended = ramet("play", "one", *keys, cwd=tmp_path, E2E_LATENCY_S="100000")
+    ended = ramet("play", "one", *keys, cwd=tmp_path, E2E_LATENCY_S="inf")
     assert ended.code == 2
     assert "result of e2e_digest: failed after" in ended.out
     assert re.search(r"^masked: tool:e2e_digest: .*\nstop: fault; 1 turn, 1 tool call; ", ended.out, re.MULTILINE)

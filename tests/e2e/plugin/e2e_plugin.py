@@ -35,7 +35,7 @@ from ramet import (
 ramet_contract = "1"
 TURNS = 4
 STOPS = tuple("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")  # about four bytes a turn
-LATENCY_S = "E2E_LATENCY_S"  # the longest latency; most calls return much sooner
+LATENCY_S = "E2E_LATENCY_S"  # the longest latency; most calls return much sooner, with `inf` none does
 
 clock = random.SystemRandom()
 
