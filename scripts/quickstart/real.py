@@ -280,7 +280,7 @@ class RealQuickstart:
 
     def _write(self, name: str, body: dict[str, object], phases: Phases, **more: object) -> None:
         facts = {"seed": self.options.seed, "samples": SAMPLES, "seconds_by_phase": phases.seconds}
-        text = json.dumps(facts | {"peak_gb_until": phases.peak_gb} | body | more, indent=1)
+        text = json.dumps(facts | {"peak_gb": phases.peak_gb} | body | more, indent=1)
         (self.folders.run / name).write_text(text + "\n", encoding="utf-8")
 
     def _show(self, was: dict[str, Measured], now: dict[str, Measured], phases: Phases, report: Path) -> None:
