@@ -1,10 +1,11 @@
-"""A plugin for this bench, loaded by `RAMET_PLUGINS`: the search tool of `hops` and the calculator of `sums`."""
+"""A plugin for this bench, loaded by `RAMET_PLUGINS`: search in `hops` and `people`, and the calculator of `sums`."""
 
 from __future__ import annotations
 
 import re
 
 from hops import town
+from people import page
 
 from ramet import Register, Tool, ToolCall, ToolError, ToolResult, ToolSchema, hookimpl
 
@@ -25,6 +26,19 @@ class Towns:
         if call.task is None:
             raise ToolError("towns needs the task, whose question names the town")
         return ToolResult(text=town(int(call.task.question[:3])).look_up(str(call.arguments["text"]).strip()))
+
+
+class People:
+    """Looks up the page of a person; `tools.search.use=people` is the tool `search`."""
+
+    schema = ToolSchema(
+        name="people",
+        description="Looks up the page of a person.",
+        parameters={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    )
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        return ToolResult(text=page(str(call.arguments["name"]).strip()))
 
 
 class Calculator:
@@ -49,4 +63,5 @@ class Calculator:
 @hookimpl
 def register_tools(register: Register[Tool]) -> None:
     register("towns", Towns)
+    register("people", People)
     register("calculator", Calculator)

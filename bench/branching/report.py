@@ -47,7 +47,6 @@ from harness import RESULTS, table_text
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "branching_equal_calls"
 FEWER = "none6"  # no forks, and as many calls as with them: the control of the comparison at equal calls
-TASKS = 12  # of a step, as in runs.py
 OUTCOMES: dict[str, Callable[[Run], float]] = {
     "mean of the curve": curve_mean,
     "greedy at the end": lambda run: float(run["greedy"]),
@@ -73,30 +72,31 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / f"{NAME}.json")
     parser.add_argument("--page", type=Path, default=ROOT / f"docs/experiments/{NAME}.md")
     options = parser.parse_args()
-    runs = json.loads(options.results.read_text(encoding="utf-8"))["runs"]
+    results = json.loads(options.results.read_text(encoding="utf-8"))
+    runs, tasks = results["runs"], results["settings"]["tasks_per_step"]
     page = options.page.read_text(encoding="utf-8") if options.page.is_file() else ""
     for kind in dict.fromkeys(run["kind"] for run in runs):
         arms = by_arm(runs, kind)
-        for title, table in tables(arms, kind).items():
+        for title, table in tables(arms, kind, tasks).items():
             if page and f"```\n{title}\n" not in page:
                 continue
             print(f"{table}\n")
             page = re.sub(rf"(?<=```\n){re.escape(title)}\n[^`]*", lambda _, table=table: f"{table}\n", page)
-        if CONTROL in arms and len(arms) > 1:
+        if {CONTROL, FEWER} & arms.keys() and len(arms) > 1:
             plots(arms, kind, options.page.with_suffix(""))
     if page:
         options.page.write_text(page, encoding="utf-8")
 
 
-def tables(arms: Arms, kind: str) -> dict[str, str]:
-    """By title, which is a table's first line."""
+def tables(arms: Arms, kind: str, tasks: int) -> dict[str, str]:
+    """By title, which is a table's first line. `tasks` of a step."""
     found = {
         "suitable?": suitability(arms),
         "outcomes": outcomes(arms),
         "differences within seeds": paired(arms),
         "what it cost": costs(arms),
         **({"quality at equal calls": at_equal_calls(arms), "pairs": pairs(arms)} if FEWER in arms else {}),
-        "where it forked": fork_points(arms),
+        "where it forked": fork_points(arms, tasks),
         "do forks come out otherwise than their parents?": by_change(arms),
     }
     return {f"{kind}: {name}": f"{kind}: {name}\n{table_text(*table)}" for name, table in found.items()}
@@ -177,10 +177,11 @@ def at_equal_calls(arms: Arms) -> tuple[list[str], list[list[str]]]:
 
 def pairs(arms: Arms) -> tuple[list[str], list[list[str]]]:
     """Other differences within seeds, which decide nothing."""
+    steps = next(run["steps"] for runs in arms.values() for run in runs.values())
     outcomes = {
         "quality at equal calls": _at_equal(arms, quality_at_calls),
         "quality at equal tokens": _at_equal(arms, quality_at_calls, "sampled tokens"),
-        "sampled after 18 steps": OUTCOMES["sampled at the end"],
+        f"sampled after {steps} steps": OUTCOMES["sampled at the end"],
     }
     wanted = [(FEWER, CONTROL), *((arm, CONTROL) for arm in arms if arm not in (FEWER, CONTROL))]
     wanted += [("shuffled", "random"), ("arpo", "random"), ("arpo", "shuffled"), ("aepo", "random")]
@@ -209,7 +210,7 @@ def reached(arms: Arms) -> float:
     return 0.9 * fmean(run["valid"][-1][1] for run in control.values())
 
 
-def fork_points(arms: Arms) -> tuple[list[str], list[list[str]]]:
+def fork_points(arms: Arms, tasks: int) -> tuple[list[str], list[list[str]]]:
     """`FORKS` are explained in forks.py; "no signal" is a metric of the training.
 
     A group's effective size: as if relatives were copies, and with the correlation of rewards that the pairs show.
@@ -220,7 +221,7 @@ def fork_points(arms: Arms) -> tuple[list[str], list[list[str]]]:
         least = fmean(mean_of(run, "rollout/effective_roots") for run in runs.values())
         size = (
             fmean(total(run, "rollout/rollouts") / len(run["per_step"]["rollout/rollouts"]) for run in runs.values())
-            / TASKS
+            / tasks
         )
         alike = max(0.0, 1 - found["same_root_differ"] / found["other_root_differ"])
         sizes = [f"{least:.2f}", f"{size / (1 + (size / least - 1) * alike):.2f}"]

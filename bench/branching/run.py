@@ -1,13 +1,15 @@
 """Whether entropy branching helps: the same training from the same SFT checkpoint with different branch policies.
 
     python bench/branching/run.py [--kinds sums hops] [--arms none none6 arpo] [--seeds 10] [--first 11] [--steps 18]
+    python bench/branching/run.py --kinds people --seeds 5
     python bench/branching/run.py --collect
     python bench/branching/report.py
 
-Two kinds of task (hops.py, sums.py); all arms of a seed have the same checkpoint, tasks and budget of rollouts. What is
+Two kinds of task for a tiny model (hops.py, sums.py) and one for a real one (people.py, bench "branching_real"); all
+arms of a seed have the same checkpoint, tasks and budget of rollouts. What is
 finished is kept in `--work` and skipped, so the same command again goes on where it was; a run that was interrupted
 begins again. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
-`bench/results/branching_equal_calls.json`, from which `report.py` makes tables and plots. All arms of a seed come
+`bench/results/`, from which `report.py` makes tables and plots. All arms of a seed come
 before the next seed, so what is finished at any time compares them within seeds.
 """
 
@@ -21,6 +23,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,43 +32,45 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from forks import fork_numbers
 from harness import commit, write_results
-from runs import ARMS, GROUP, KEPT, TASKS, prepare, train, write_json
-from tasks import KINDS
+from runs import ARMS, KEPT, prepare, train, write_json
+from settings import GROUP, ROOT
+from tasks import KINDS, TaskKind
 
-ROOT = Path(__file__).resolve().parents[2]
-STEPS = 18
 FIRST = 11  # seeds 1 to 5 are those of the first experiment, which the hypotheses come from
 COMPARED = {
     "sums": ("none", "none6", "random", "shuffled", "arpo", "aepo"),
     "hops": ("none", "none6", "random", "shuffled", "arpo"),
+    "people": ("none6", "random", "shuffled", "arpo"),
 }
-SFT = (6400, 2400)  # traces of the two phases
 
 
 def main() -> None:
     options = _options()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    seeds = range(options.first, options.first + options.seeds)
-    jobs = [(kind, seed, arm) for seed in seeds for kind in options.kinds for arm in options.arms or COMPARED[kind]]
     if options.collect:
-        print(f"raw numbers in {collect(options.work, options.kinds)}")
+        for name in dict.fromkeys(KINDS[kind].setting.results for kind in options.kinds):
+            print(f"raw numbers in {collect(options.work, name, options.kinds)}")
         return
-    for kind, seed, arm in jobs:
-        run(options.work, kind, arm, seed, options.steps, options.sft)
+    kinds = [_changed(KINDS[kind], options.steps, options.sft) for kind in options.kinds]
+    seeds = range(options.first, options.first + options.seeds)
+    for seed in seeds:
+        for kind in kinds:
+            for arm in options.arms or COMPARED[kind.name]:
+                run(options.work, kind, arm, seed)
 
 
-def run(work: Path, kind: str, arm: str, seed: int, steps: int, phases: Sequence[int]) -> None:
+def run(work: Path, kind: TaskKind, arm: str, seed: int) -> None:
     """Unless it is finished, or another process runs it."""
-    done = work / kind / f"seed{seed}" / f"{arm}.json"
-    with locked(work / f"{kind}-{seed}-{arm}.lock", wait=False) as ours:
+    done, steps = work / kind.name / f"seed{seed}" / f"{arm}.json", kind.setting.steps
+    with locked(work / f"{kind.name}-{seed}-{arm}.lock", wait=False) as ours:
         if not ours or (done.is_file() and json.loads(done.read_text(encoding="utf-8"))["steps"] == steps):
             return
-        with locked(work / f"{kind}-{seed}.lock", wait=True):
-            folder = prepare(work, kind, seed, phases)
-        numbers = {"commit": commit(), **train(folder, kind, arm, seed, steps)}
+        with locked(work / f"{kind.name}-{seed}.lock", wait=True):
+            folder = prepare(work, kind, seed)
+        numbers = {"commit": commit(), **train(folder, kind, arm, seed)}
         write_json(done, numbers)
     accuracy = f"greedy {numbers['greedy']:.3f}, sampled {numbers['sampled']:.3f}"
-    print(f"{kind} seed {seed} {arm}: {accuracy}, {numbers['wall_s']:.0f} s", flush=True)
+    print(f"{kind.name} seed {seed} {arm}: {accuracy}, {numbers['wall_s']:.0f} s", flush=True)
 
 
 @contextmanager
@@ -81,35 +86,47 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
             yield True
 
 
-def collect(work: Path, kinds: Sequence[str]) -> Path:
-    """Seeds of which all arms are finished, in one file: by kind, arm and seed."""
+def collect(work: Path, name: str, kinds: Sequence[str]) -> Path:
+    """Seeds of which all arms are finished, in the results of this name: by kind, arm and seed."""
     runs: list[dict[str, Any]] = []
-    for kind in kinds:
-        files = {seed: [seed / f"{arm}.json" for arm in COMPARED[kind]] for seed in sorted(work.glob(f"{kind}/seed*"))}
+    tasks = 0
+    for kind in (KINDS[one] for one in kinds if KINDS[one].setting.results == name):
+        tasks = kind.setting.tasks
+        files = {
+            seed: [seed / f"{arm}.json" for arm in COMPARED[kind.name]]
+            for seed in sorted(work.glob(f"{kind.name}/seed*"))
+        }
         whole = [of_seed for of_seed in files.values() if all(file.is_file() for file in of_seed)]
         runs += [_finished(file, kind) for of_arm in zip(*whole, strict=True) for file in of_arm]
-    settings = {"group_size": GROUP, "tasks_per_step": TASKS, "arms": ARMS}
+    settings = {"group_size": GROUP, "tasks_per_step": tasks, "arms": ARMS}
     commits = " ".join(sorted({run["commit"] for run in runs}))
-    return write_results("branching_equal_calls", settings, runs, {}, made_by=commits)
+    return write_results(name, settings, runs, {}, made_by=commits)
 
 
-def _finished(file: Path, kind: str) -> dict[str, Any]:
+def _finished(file: Path, kind: TaskKind) -> dict[str, Any]:
     """The numbers of one run, with those of its forks, which are read from its records."""
     run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     run["per_step"] = {name: values for name, values in run["per_step"].items() if name in KEPT}
-    return {**run, "forks": fork_numbers(file.with_suffix(""), KINDS[kind])}
+    return {**run, "forks": fork_numbers(file.with_suffix(""), kind)}
+
+
+def _changed(kind: TaskKind, steps: int | None, traces: Sequence[int] | None) -> TaskKind:
+    """With other numbers than the bench's, for a trial. Raises `ValueError` where phases and `traces` differ."""
+    setting = kind.setting
+    phases = setting.phases
+    if traces:
+        phases = tuple(replace(phase, traces=number) for phase, number in zip(phases, traces, strict=True))
+    return replace(kind, setting=replace(setting, steps=steps or setting.steps, phases=phases))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: both")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["sums", "hops"], help="default: sums hops")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="default: those of the page")
     parser.add_argument("--seeds", type=int, default=10, help="how many (default: 10)")
     parser.add_argument("--first", type=int, default=FIRST, help=f"of the seeds (default: {FIRST})")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of training (default: {STEPS})")
-    parser.add_argument(
-        "--sft", type=int, nargs=2, default=SFT, help=f"traces of its phases (default: {SFT[0]} and {SFT[1]})"
-    )
+    parser.add_argument("--steps", type=int, help="of training (default: the kind's)")
+    parser.add_argument("--sft", type=int, nargs="+", help="traces of its phases (default: the kind's)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/branching", help="default: runs/branching")
     parser.add_argument("--collect", action="store_true", help="only gather what is finished")
     return parser.parse_args()

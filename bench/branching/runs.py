@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tasks import KINDS, PHASES, TaskKind, write
+from settings import GROUP, Phase
+from tasks import TaskKind, write
 
 from ramet import Task
 from ramet.cluster.local import LocalRollouts
@@ -22,14 +22,12 @@ from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.helpers import from_jsonl
 from ramet.models.loading import build_encoder
-from ramet.models.tiny import make_tiny_model
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.sft import job as sft
 from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
 
-GROUP, TASKS, SAMPLES = 8, 12, 2  # rollouts of a task, tasks of a step; rollouts of a problem measured at temperature 1
-EVERY = 2  # steps between validations
+SAMPLES = 2  # rollouts of a problem measured at temperature 1
 
 ARMS = {
     "none": ["algorithm=grpo"],
@@ -53,31 +51,31 @@ KEPT = (  # of a step
 )  # fmt: skip
 
 
-def prepare(work: Path, kind: str, seed: int, phases: Sequence[int]) -> Path:
-    """The folder of this seed, with its SFT checkpoint `habit/model`; made once. `phases`: traces of each."""
-    folder = work / kind / f"seed{seed}"
-    if (folder / "habit/model/config.json").is_file():
+def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
+    """The folder of this seed, with the model of its last phase of SFT; made once."""
+    folder = work / kind.name / f"seed{seed}"
+    last = folder / kind.setting.phases[-1].name
+    if (last / "model/config.json").is_file():
         return folder
     if folder.exists():
         shutil.rmtree(folder)
-    write(KINDS[kind], folder / "data", seed, phases)
-    make_tiny_model(folder / "init", seed=seed, hidden=96, layers=3, intermediate=384)  # 0.4M parameters
-    model = folder / "init"
-    for phase, lr in zip(PHASES, (4e-3, 1e-3), strict=True):
-        model = sft.run(compose(_sft_overrides(KINDS[kind], folder, model, phase, seed, lr), job="sft")).model
-        shutil.rmtree(folder / phase / "checkpoints")
+    write(kind, folder / "data", seed)
+    model = kind.setting.model(folder, seed)
+    for phase in kind.setting.phases:
+        model = sft.run(compose(_sft_overrides(kind, folder, model, phase, seed), job="sft")).model
+        shutil.rmtree(folder / phase.name / "checkpoints")
     return folder
 
 
-def train(folder: Path, kind: str, arm: str, seed: int, steps: int) -> dict[str, Any]:
+def train(folder: Path, kind: TaskKind, arm: str, seed: int) -> dict[str, Any]:
     """Train from the seed's checkpoint, measure, and give all numbers. What an interrupted run left is removed."""
     shutil.rmtree(folder / arm, ignore_errors=True)
-    overrides = _train_overrides(KINDS[kind], folder, arm, seed, steps)
+    overrides = _train_overrides(kind, folder, arm, seed)
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
     training.run(compose(overrides, job="train"))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     numbers = {
-        "kind": kind, "arm": arm, "seed": seed, "steps": steps, "load": load,
+        "kind": kind.name, "arm": arm, "seed": seed, "steps": kind.setting.steps, "load": load,
         "wall_s": round(wall, 2), "cpu_s": round(cpu, 2),
         **curves(folder / arm),
         **measure([*overrides, f"model.path={folder / arm / 'model'}"], folder / "data/test.jsonl"),
@@ -132,34 +130,33 @@ async def _measure(config: Config, tasks: list[Task]) -> dict[str, float]:
         await components.scorer.aclose()
 
 
-def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: str, seed: int, lr: float) -> list[str]:
+def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: Phase, seed: int) -> list[str]:
     return [
-        f"model.path={model}", f"sft.data=[{folder / 'data' / f'{phase}.jsonl'}]", f"run.root={folder}",
-        f"run.name={phase}", f"run.seed={seed}", "run.threads=1", "rollout_step.system_prompt=never",
-        kind.tool, "sft.epochs=1", "sft.sequences_per_step=32", f"sft.lr={lr}", "sft.trainer.adam_beta2=0.98",
-        "sft.trainer.warmup_ratio=0.05", "sft.trainer.save_steps=100000", "sft.trainer.logging_steps=25",
-        "trackers=[jsonl]",
+        f"model.path={model}", f"sft.data=[{folder / 'data' / f'{phase.name}.jsonl'}]", f"run.root={folder}",
+        f"run.name={phase.name}", f"run.seed={seed}", "rollout_step.system_prompt=never", kind.tool,
+        f"sft.epochs={phase.epochs}", f"sft.lr={phase.lr}", "sft.trainer.adam_beta2=0.98",
+        "sft.trainer.save_steps=100000", "trackers=[jsonl]", *kind.setting.shared_keys, *kind.setting.sft_keys,
     ]  # fmt: skip
 
 
-def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int, steps: int) -> list[str]:
+def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int) -> list[str]:
     """What an arm's preset sets and the comparison holds equal is set again here, the number of updates above all."""
+    setting = kind.setting
+    rollouts = GROUP * setting.tasks
     return [
-        f"model.path={folder / 'habit/model'}", f"data.train=[{folder / 'data/train.jsonl'}]",
+        f"model.path={folder / setting.phases[-1].name / 'model'}", f"data.train=[{folder / 'data/train.jsonl'}]",
         f"data.valid=[{folder / 'data/valid.jsonl'}]", f"data.max_prompt_tokens={kind.max_prompt_tokens}",
-        f"run.root={folder}", f"run.name={arm}", f"run.seed={seed}", "run.threads=1",
+        f"run.root={folder}", f"run.name={arm}", f"run.seed={seed}",
         "rollout_step.system_prompt=never", kind.tool, f"rewards=[{kind.reward}]",
         f"rollout.group_size={GROUP}", "rollout.max_turns=8", "rollout.max_tool_calls=6",
-        f"rollout.max_response_tokens={kind.max_response_tokens}", f"rollout.max_concurrent={GROUP * TASKS}",
-        "engine=torch", f"engine.params.slots={GROUP * TASKS}",
-        f"train.steps={steps}", f"train.tasks_per_step={TASKS}", "train.minibatches=2", "train.epochs=1",
-        "train.old_logprobs=engine", "train.kl_coef=0.0", "train.entropy_coef=0.0", "rollout.first_tokens=20",
-        "policy_loss.params.dual_clip=3.0",  # the same in all arms: presets differ in it
-        f"train.eval_every={EVERY}", "train.eval_first=true", "train.eval_sampling.temperature=1.0",
-        "train.save_every=100000",
-        "policy.lr=0.0002", "policy.beta2=0.95", "policy.weight_decay=0.0", "policy.schedule=linear",
-        "policy.min_lr_ratio=0.1", "trackers=[jsonl]",
-        *ARMS[arm],
+        f"rollout.max_response_tokens={kind.max_response_tokens}", f"rollout.max_concurrent={rollouts}",
+        "engine=torch", f"engine.params.slots={rollouts}",
+        f"train.steps={setting.steps}", f"train.tasks_per_step={setting.tasks}", "train.minibatches=2",
+        "train.epochs=1", "train.old_logprobs=engine", "train.kl_coef=0.0", "train.entropy_coef=0.0",
+        "rollout.first_tokens=20", "policy_loss.params.dual_clip=3.0",  # the same in all arms: presets differ in it
+        f"train.eval_every={setting.every}", "train.eval_first=true", "train.eval_sampling.temperature=1.0",
+        "train.save_every=100000", "policy.beta2=0.95", "policy.weight_decay=0.0", "trackers=[jsonl]",
+        *setting.shared_keys, *setting.train_keys, *ARMS[arm],
     ]  # fmt: skip
 
 

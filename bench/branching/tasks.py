@@ -1,4 +1,4 @@
-"""The two kinds of task as files: SFT traces, and task rows for training, validation and measuring.
+"""The kinds of task as files: SFT traces, and task rows for training, validation and measuring.
 
 Problems of SFT, RL, validation and measuring do not overlap. Those of validation and measuring are the same for all
 seeds.
@@ -14,10 +14,9 @@ from pathlib import Path
 from random import Random
 
 import hops
+import people
 import sums
-
-TESTED, VALIDATED, TRAINED = 200, 96, 600
-PHASES = ("skill", "habit")  # of SFT
+from settings import REAL, TINY, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKind:
-    """`tool` configures it. `habit`: how likely the second phase of SFT shows it, at each choice. `certain`: whether a
-    tool result leaves nothing to choose, given its text and its number in the rollout, from 1.
+    """`tool` configures it. `habit`: how likely a phase of SFT that has it shows it, at each choice. `certain`: whether
+    a tool result leaves nothing to choose, given its text and its number in the rollout, from 1.
     """
 
+    name: str
+    setting: Setting
     items: Callable[[], list[Item]]
     tool: str
     reward: str
@@ -45,39 +46,58 @@ class TaskKind:
 
 
 KINDS = {
-    "sums": TaskKind(
-        items=lambda: [Item(one.text, str(one.answer), partial(sums.trace, one)) for one in sums.problems()],
-        tool="tools.python.use=calculator",
-        reward="math",
-        habit=sums.HABIT,
-        max_prompt_tokens=16,
-        max_response_tokens=80,
-        certain=lambda text, n: n >= 3,
-    ),
-    "hops": TaskKind(
-        items=lambda: [Item(one.text, one.answer, partial(hops.trace, one)) for one in hops.questions()],
-        tool="tools.search.use=towns",
-        reward="qa_f1",
-        habit=hops.HABIT,
-        max_prompt_tokens=16,
-        max_response_tokens=80,
-        certain=lambda text, n: len(text) != hops.FRIENDS,
-    ),
+    kind.name: kind
+    for kind in (
+        TaskKind(
+            name="sums",
+            setting=TINY,
+            items=lambda: [Item(one.text, str(one.answer), partial(sums.trace, one)) for one in sums.problems()],
+            tool="tools.python.use=calculator",
+            reward="math",
+            habit=sums.HABIT,
+            max_prompt_tokens=16,
+            max_response_tokens=80,
+            certain=lambda text, n: n >= 3,
+        ),
+        TaskKind(
+            name="hops",
+            setting=TINY,
+            items=lambda: [Item(one.text, one.answer, partial(hops.trace, one)) for one in hops.questions()],
+            tool="tools.search.use=towns",
+            reward="qa_f1",
+            habit=hops.HABIT,
+            max_prompt_tokens=16,
+            max_response_tokens=80,
+            certain=lambda text, n: len(text) != hops.FRIENDS,
+        ),
+        TaskKind(
+            name="people",
+            setting=REAL,
+            items=lambda: [Item(one.text, one.answer, partial(people.trace, one)) for one in people.questions()],
+            tool="tools.search.use=people",
+            reward="qa_em",
+            habit=0.0,
+            max_prompt_tokens=64,
+            max_response_tokens=192,
+            certain=lambda text, n: text.startswith(people.NO_PAGE),
+        ),
+    )
 }
 
 
-def write(kind: TaskKind, folder: Path, seed: int, phases: Sequence[int]) -> None:
-    """`skill.jsonl` and `habit.jsonl`, of so many traces, `train.jsonl`, `valid.jsonl` and `test.jsonl`."""
+def write(kind: TaskKind, folder: Path, seed: int) -> None:
+    """A file of traces for each phase of SFT, `train.jsonl`, `valid.jsonl` and `test.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
-    items = kind.items()
-    test, valid, rest = items[:TESTED], items[TESTED : TESTED + VALIDATED], items[TESTED + VALIDATED :]
+    items, n = kind.items(), kind.setting
+    test, valid, rest = items[: n.tested], items[n.tested : n.tested + n.validated], items[n.tested + n.validated :]
     Random(f"split:{seed}").shuffle(rest)
     _rows(folder / "test.jsonl", test)
     _rows(folder / "valid.jsonl", valid)
-    _rows(folder / "train.jsonl", rest[:TRAINED])
+    _rows(folder / "train.jsonl", rest[: n.trained])
     random = Random(f"traces:{seed}")
-    for name, habit, rows in zip(PHASES, (0.0, kind.habit), phases, strict=True):
-        _traces(folder / f"{name}.jsonl", rest[TRAINED:], habit, rows, random)
+    for phase in n.phases:
+        habit = kind.habit if phase.habit else 0.0
+        _traces(folder / f"{phase.name}.jsonl", rest[n.trained :], habit, phase.traces, random)
 
 
 def _rows(path: Path, items: Iterable[Item]) -> None:
