@@ -74,6 +74,34 @@ def test_requests_with_one_prompt_join_in_the_round_that_computes_it(make_batche
     assert sorted(completion.cached_tokens for completion in done) == [0, 29, 29, 29]
 
 
+def test_a_prompt_is_computed_in_the_pass_of_a_decode_step(make_batcher: MakeBatcher, monkeypatch) -> None:
+    """Its slot is between two that decode, so a row pads the decode step there."""
+    passes: list[list[tuple[int, ...]]] = []
+    run = Forward._run
+    monkeypatch.setattr(
+        Forward,
+        "_run",
+        lambda self, blocks: passes.append([tuple(b.tokens.shape) for b in blocks]) or run(self, blocks),
+    )
+
+    def late(*, beside: bool) -> Completion:
+        batcher = make_batcher()
+        for i, tokens in enumerate((8, 1, 8) if beside else ()):
+            batcher.submit(request(f"r{i}", 20, first=7 * i, max_tokens=tokens), 0)
+        batcher.step()
+        batcher.submit(request("late", 30, first=9, max_tokens=5), 0)
+        passes.clear()
+        return completions(finish(batcher))["late"]
+
+    alone = late(beside=False)
+    assert passes[:2] == [[(1, 29)], [(1, 1)]]
+    one = late(beside=True)
+    assert passes[:2] == [[(3, 1), (1, 29)], [(3, 1)]]
+    assert one.token_ids == alone.token_ids
+    assert list(one.logprobs) == pytest.approx(list(alone.logprobs), abs=1e-5)
+    assert list(one.entropies) == pytest.approx(list(alone.entropies), abs=1e-5)
+
+
 def test_a_request_of_a_later_epoch_waits_for_it(make_batcher: MakeBatcher) -> None:
     batcher = make_batcher()
     batcher.submit(request("now", 5), 0)

@@ -36,7 +36,8 @@ def logits(forward: Forward) -> torch.Tensor:
     """Of 5 rows, each after a prompt of 7 tokens."""
     slots = torch.arange(5)
     tokens = torch.arange(35).view(5, 7)
-    forward.prefill(tokens, torch.zeros(5, dtype=torch.int64), torch.full((5,), 7), slots, forward.length(7))
+    starts, counts = torch.zeros(5, dtype=torch.int64), torch.full((5,), 7)
+    forward.prefill(forward.prompts(tokens, starts, counts, slots, forward.length(7)))
     return forward.decode(tokens[:, 0], torch.full((5,), 7), slots, slice(0, 5), forward.length(8))
 
 

@@ -1,9 +1,10 @@
 """Continuous batching: what is computed next. Synchronous and free of threads.
 
-A round admits waiting requests to slots, computes at most `prefill_tokens` of prompts, then decodes one token for every
-sequence whose prompt is complete. Prefill stops one token short of the prompt's end: the last one is decoded, so a fork
-of a known prefix copies its rows and computes exactly one token. New weights put running sequences back at the front of
-the queue, and what they have sampled counts as their prompt from then on.
+A round admits waiting requests to slots, computes at most `prefill_tokens` of prompts, and decodes one token for every
+sequence whose prompt is complete; both in one pass, unless it is deterministic. Prefill stops one token short of the
+prompt's end: the last one is decoded, so a fork of a known prefix copies its rows and computes exactly one token. New
+weights put running sequences back at the front of the queue, and what they have sampled counts as their prompt from
+then on.
 """
 
 from __future__ import annotations
@@ -101,12 +102,19 @@ class TorchBatcher:
         return sequence
 
     def step(self) -> list[Event]:
-        """One round. Requests that share a prompt which was computed in it join in the same round."""
-        events, spent = self._admit(), 0
-        while tokens := self._prefill(spent):
-            spent += tokens
+        """One round. Requests that share a prompt which was computed in it join in the same round, or in the next one
+        if others decoded meanwhile.
+        """
+        events = self._admit()
+        if self._decoding and not self._runner.deterministic:
+            return events + self._decode(self._next_parts(self._prefill_tokens))
+        left = self._prefill_tokens
+        while parts := self._next_parts(left):
+            self._runner.prefill(parts)
+            self._note_computed(parts)
+            left -= _padded(parts)
             events += self._admit()
-        return events + self._decode()
+        return events + self._decode([])
 
     def abort(self, request_id: str) -> list[Event]:
         """End a request with what it has; unknown ids pass."""
@@ -213,38 +221,36 @@ class TorchBatcher:
             self._decoding[sequence.slot] = sequence
             self._batch = None
 
-    def _prefill(self, spent: int) -> int:
-        """Compute parts of prompts, if the round's budget allows more; returns how many tokens that was."""
-        sequences: list[RunningSequence] = []
+    def _next_parts(self, budget: int) -> list[BatchPart]:
+        """Of the prompts that are computed next, padded at most so many tokens; they are the first of `_prefilling`."""
         parts: list[BatchPart] = []
-        width = 0
         for sequence in self._prefilling:
             start = int(self._table.valid[sequence.slot])
-            tokens = sequence.context[start:-1][: self._prefill_tokens]
-            wider = max(width, len(tokens))
-            if spent + wider * (len(parts) + 1) > self._prefill_tokens or (parts and self._runner.deterministic):
+            part = BatchPart(sequence.slot, start, sequence.context[start:-1][: self._prefill_tokens])
+            if _padded([*parts, part]) > budget or (parts and self._runner.deterministic):
                 break
-            width = wider
-            sequences.append(sequence)
-            parts.append(BatchPart(sequence.slot, start, tokens))
-        if parts:
-            self._runner.prefill(parts)
-        for sequence, part in zip(sequences, parts, strict=True):
+            parts.append(part)
+        return parts
+
+    def _note_computed(self, parts: Sequence[BatchPart]) -> None:
+        for sequence, part in zip(self._prefilling[: len(parts)], parts, strict=True):
             self._table.valid[sequence.slot] = part.start + len(part.tokens)
             self._join(sequence)
-        return width * len(parts)
 
-    def _decode(self) -> list[Event]:
+    def _decode(self, parts: Sequence[BatchPart]) -> list[Event]:
+        """`parts` of prompts are computed beside it."""
         if not self._decoding:
             return []
         batch = self._batch = self._batch or self._runner.batch(self._decoding)
         longest = max(int(self._table.valid[slot]) for slot in self._decoding)
-        tokens = self._runner.decode(batch, longest)
+        tokens = self._runner.decode(batch, longest, parts)
+        beside = {part.slot for part in parts}
+        self._note_computed(parts)
         events: list[Event] = []
         for slot, sequence, token in zip(batch.slots, batch.sequences, tokens, strict=True):
             if sequence is not None:
                 events += self._take(sequence, token)
-            elif token < 0:  # it wrote after the end of the idle sequence in this slot
+            elif token < 0 and slot not in beside:  # it wrote after the end of the idle sequence in this slot
                 self._clean(slot)
         self._counters.add(decode_steps=1)
         return events
@@ -294,3 +300,8 @@ class TorchBatcher:
             self._prefilling.remove(sequence)
         self._batch = None
         self._table.vacate(sequence.slot)
+
+
+def _padded(parts: Sequence[BatchPart]) -> int:
+    """Tokens that these parts take, each as long as the longest."""
+    return len(parts) * max(len(part.tokens) for part in parts)

@@ -54,7 +54,7 @@ class KVCache:
         return (rows * self.length + positions[:, :, None]).reshape(-1)
 
     def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Keys and values `[R, T, kv_heads, head_dim]` of one layer."""
+        """Keys and values `[N, kv_heads, head_dim]` of one layer."""
         into_keys, into_values = self._flat[layer]
         into_keys.index_copy_(0, addresses, keys.reshape(-1, keys.shape[-1]))
         into_values.index_copy_(0, addresses, values.reshape(-1, values.shape[-1]))

@@ -2,11 +2,13 @@
 
 Only the glue is ours: embeddings, norms, projections and MLPs are the model's own modules. Prefill writes keys and
 values and computes no logits; the last token of every prompt goes through the decode step, so there is one place where
-logits are made.
+logits are made. Both may share a pass, which then reads the weights once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,8 +47,21 @@ def check_architecture(model: PreTrainedModel, max_tokens: int) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TokenBlock:
+    """R rows of T tokens that look at L cached positions."""
+
+    tokens: Tensor  # [R, T]
+    positions: Tensor  # [R, T]
+    slots: Tensor  # [R]
+    read: slice | Tensor  # the same slots, as a slice where it can be
+    mask: Tensor  # [R, 1, T, L], bool; of a decode step additive in float32, T = 1
+
+
 class Forward:
-    """One model with its cache. Letters: R rows, T tokens a row, L cached positions that are looked at."""
+    """One model with its cache. Letters: R rows, T tokens a row, L cached positions that are looked at, N tokens of a
+    pass.
+    """
 
     def __init__(self, model: PreTrainedModel, *, slots: int, max_tokens: int, pack: bool = False) -> None:
         """`pack`: compute with packed weights where that is faster; bits then depend on the number of rows."""
@@ -75,20 +90,36 @@ class Forward:
         self._cos, self._sin = self._rotary_tables(weight)
         self._packed = pack_linears(model) if pack else []
 
-    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, read: slice | Tensor, length: int) -> Tensor:
-        """Logits `[R, V]` in float32 after one token a row. `read` selects the same slots, as a slice if it can."""
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        read: slice | Tensor,
+        length: int,
+        beside: Sequence[TokenBlock] = (),
+    ) -> Tensor:
+        """Logits `[R, V]` in float32 after one token a row. `read` selects the same slots, as a slice if it can.
+
+        `beside`: parts of prompts that are computed in the same pass, in slots of their own.
+        """
         mask = torch.zeros((len(tokens), length), dtype=torch.float32, device=self.device)
         mask.masked_fill_(self._positions[:length] > positions[:, None], float("-inf"))
-        hidden = self._run(tokens[:, None], positions[:, None], slots, read, mask[:, None, None, :])
-        logits: Tensor = self.head(hidden[:, 0])
+        block = TokenBlock(tokens[:, None], positions[:, None], slots, read, mask[:, None, None, :])
+        hidden = self._run([block, *beside])
+        logits: Tensor = self.head(hidden[: len(tokens)])
         return logits.float()
 
-    def prefill(self, tokens: Tensor, starts: Tensor, counts: Tensor, slots: Tensor, length: int) -> None:
-        """Compute and store keys and values of `[R, T]` tokens, of which the first `counts` of each row are real."""
+    def prefill(self, prompts: TokenBlock) -> None:
+        """Compute and store keys and values."""
+        self._run([prompts])
+
+    def prompts(self, tokens: Tensor, starts: Tensor, counts: Tensor, slots: Tensor, length: int) -> TokenBlock:
+        """`[R, T]` tokens from the positions `starts` on, of which the first `counts` of each row are real."""
         steps = self._positions[: tokens.shape[1]]
         positions = torch.where(steps < counts[:, None], starts[:, None] + steps, self.cache.scratch)
         seen = self._positions[:length] <= positions[:, :, None]
-        self._run(tokens, positions, slots, slots, seen[:, None])
+        return TokenBlock(tokens, positions, slots, slots, seen[:, None])
 
     def use_new_weights(self) -> None:
         """Call after the model's weights have changed."""
@@ -99,23 +130,29 @@ class Forward:
         """How many cached positions to look at for sequences of so many tokens."""
         return min(round_up(tokens), self.cache.length)
 
-    def _run(self, tokens: Tensor, positions: Tensor, slots: Tensor, read: slice | Tensor, mask: Tensor) -> Tensor:
-        hidden: Tensor = self.body.embed_tokens(tokens)
-        cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]  # [R, T, 1, head_dim]
-        addresses = self.cache.addresses(slots, positions)
+    def _run(self, blocks: Sequence[TokenBlock]) -> Tensor:
+        """The last hidden states `[N, H]`. Blocks differ in what they attend to, and share everything else."""
+        positions = _joined([block.positions.flatten() for block in blocks])
+        hidden: Tensor = self.body.embed_tokens(_joined([block.tokens.flatten() for block in blocks]))
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]  # [N, 1, head_dim]
+        addresses = _joined([self.cache.addresses(block.slots, block.positions) for block in blocks])
         for index, layer in enumerate(self.body.layers):
             queries = self._attend_to(layer, index, layer.input_layernorm(hidden), cos, sin, addresses)
-            keys, values = self.cache.read(index, read, mask.shape[-1])
-            mixed = _attention(queries, keys, values, mask, layer.self_attn.scaling)
-            hidden = hidden + layer.self_attn.o_proj(mixed)
+            mixed, start = [], 0
+            for block in blocks:
+                keys, values = self.cache.read(index, block.read, block.mask.shape[-1])
+                own = queries[start : start + block.tokens.numel()].view(*block.tokens.shape, *queries.shape[1:])
+                mixed.append(_attention(own, keys, values, block.mask, layer.self_attn.scaling).flatten(0, 1))
+                start += block.tokens.numel()
+            hidden = hidden + layer.self_attn.o_proj(_joined(mixed))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         normed: Tensor = self.body.norm(hidden)
         return normed
 
     def _attend_to(self, layer: Any, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, addresses: Tensor) -> Tensor:
-        """Write this step's keys and values; the queries `[R, T, heads, head_dim]`."""
+        """Write this pass's keys and values; the queries `[N, heads, head_dim]`."""
         attention = layer.self_attn
-        shape = (*hidden.shape[:2], -1, self.head_dim)
+        shape = (len(hidden), -1, self.head_dim)
         queries, keys = attention.q_proj(hidden).view(shape), attention.k_proj(hidden).view(shape)
         if hasattr(attention, "q_norm"):  # Qwen3 normalises each head
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)
@@ -126,6 +163,10 @@ class Forward:
         cos, sin = self.body.rotary_emb(like, self._positions[None])
         half = sin.shape[-1] // 2  # the sign of the rotation's first half goes into the table
         return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ramet.engines.checks import check_weights
 from ramet.engines.protocol import Sampling
 from ramet.engines.sequence import RunningSequence, Tokens
-from ramet.engines.torch.forward import Forward
+from ramet.engines.torch.forward import Forward, TokenBlock
 from ramet.engines.torch.sampler import Draw, sample, top_logprobs, uniforms
 from ramet.engines.torch.slots import CacheSlot
 
@@ -146,6 +146,10 @@ class ModelRunner:
     @torch.inference_mode()
     def prefill(self, parts: Sequence[BatchPart]) -> None:
         """Compute keys and values of these parts, padded to the longest."""
+        self._forward.prefill(self._block(parts))
+        self._computed(parts)
+
+    def _block(self, parts: Sequence[BatchPart]) -> TokenBlock:
         device = self._forward.device
         starts, counts = [p.start for p in parts], [len(p.tokens) for p in parts]
         tokens = torch.zeros(len(parts), max(counts), dtype=torch.int64)
@@ -154,8 +158,11 @@ class ModelRunner:
         slots = torch.tensor([p.slot for p in parts], device=device)
         lengths = torch.tensor([starts, counts], device=device)
         ends = max(start + count for start, count in zip(starts, counts, strict=True))
-        self._forward.prefill(tokens.to(device), lengths[0], lengths[1], slots, self._forward.length(ends))
-        self._state.position[slots] = lengths.sum(dim=0)
+        return self._forward.prompts(tokens.to(device), lengths[0], lengths[1], slots, self._forward.length(ends))
+
+    def _computed(self, parts: Sequence[BatchPart]) -> None:
+        for part in parts:
+            self._state.position[part.slot] = part.start + len(part.tokens)
 
     def batch(self, decoding: Mapping[int, RunningSequence]) -> RunnerBatch:
         """The rows that decode the sequences of these slots."""
@@ -177,15 +184,22 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def decode(self, batch: RunnerBatch, longest: int) -> list[int]:
-        """Feed one token to every row and sample the next; -1 where the logits are not finite."""
+    def decode(self, batch: RunnerBatch, longest: int, parts: Sequence[BatchPart] = ()) -> list[int]:
+        """Feed one token to every row and sample the next; -1 where the logits are not finite.
+
+        `parts` of prompts of other sequences are computed in the same pass.
+        """
         state, forward, rows = self._state, self._forward, batch.rows
         length = forward.cache.length if self.deterministic else forward.length(longest + 1)
-        position = state.position[rows]
-        logits = forward.decode(state.token[rows], position, state.slot[rows], rows, length)
+        position, beside = state.position[rows], []
+        if parts:  # a row that only pads may be in the slot of one of them, and must not write there
+            position = torch.where(batch.active, position, forward.cache.scratch)
+            beside = [self._block(parts)]
+        logits = forward.decode(state.token[rows], position, state.slot[rows], rows, length, beside)
         draw = state.draw(rows, position, any_greedy=batch.any_greedy, narrow=batch.narrow)
         tokens, logprobs, entropies = sample(logits, draw)
         state.advance(rows, batch.active, tokens, logprobs, entropies)
+        self._computed(parts)
         if batch.top:
             self._note_top(batch, logits, draw, tokens)
         sampled: list[int] = tokens.tolist()
