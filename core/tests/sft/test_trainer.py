@@ -99,6 +99,22 @@ def test_what_is_held_is_what_the_plan_says_to_the_byte(
     assert held == sft_state(sft_inputs("none"))
 
 
+def test_a_large_model_is_stepped_by_one_kernel_to_the_same_weights(
+    tiny_model: Path, tmp_path: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    hook = register_optimizer_step_post_hook(lambda adam, *_: used.append(adam.defaults["fused"]))
+    try:
+        plain, _ = trained(tiny_model, tmp_path / "plain", recorded, configured(max_steps=3))
+        monkeypatch.setattr("ramet.policy.optim.MANY", 10)
+        fast, _ = trained(tiny_model, tmp_path / "fast", recorded, configured(max_steps=3))
+    finally:
+        hook.remove()
+    assert [bool(fused) for fused in used] == [False] * 3 + [True] * 3
+    for one, other in zip(fast.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("budget", [40, 60, 200])
 def test_numbers_do_not_depend_on_the_budget(tiny_model: Path, tmp_path: Path, recorded: Any, budget: int) -> None:
     """Losses and gradient norms of single sequences, of two or three in a pass, and of a step in one pass."""

@@ -33,19 +33,26 @@ def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * remaining)
 
 
+def has_one_kernel(trained: Sequence[Parameter]) -> bool:
+    """Whether one kernel does a step of AdamW: on a GPU without copies of the gradients, and on a CPU for many
+    parameters, in a seventh of the time.
+
+    It rounds otherwise than torch's default, a tensor at a time, which small models and deterministic runs on the CPU
+    keep.
+    """
+    many = all(p.device.type == "cpu" for p in trained) and sum(p.numel() for p in trained) >= MANY
+    return (many and not torch.are_deterministic_algorithms_enabled()) or any(p.is_cuda for p in trained)
+
+
 def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> torch.optim.AdamW:
     """AdamW (arXiv 1711.05101) over the parameters that are trained. Its state has their type, float32.
 
-    On a GPU one kernel does a step, without copies of the gradients; so does one on the CPU for what `policy.offload`
-    keeps there, and for many parameters, in a seventh of the time. It rounds otherwise than torch's default,
-    a tensor at a time, which small models and deterministic runs on the CPU keep.
+    What `policy.offload` keeps in host memory is stepped by one kernel, too.
     """
     trained = [p for p in parameters if p.requires_grad]
-    many = all(p.device.type == "cpu" for p in trained) and sum(p.numel() for p in trained) >= MANY
-    fused = (many and not torch.are_deterministic_algorithms_enabled()) or any(p.is_cuda for p in trained)
     return torch.optim.AdamW(
         trained,
-        fused=True if fused or config.offload is Offload.ALL else None,
+        fused=True if has_one_kernel(trained) or config.offload is Offload.ALL else None,
         lr=config.lr,
         betas=(BETA1, config.beta2),
         weight_decay=config.weight_decay,

@@ -28,6 +28,7 @@ from ramet.config.schema import Config, Dtype, SftConfig, Strategy
 from ramet.errors import ConfigError
 from ramet.io.os_errors import naming
 from ramet.models.loading import resolve_device
+from ramet.policy.optim import has_one_kernel
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.batches import Examples, StepBatch, StepPacker, StepSampler
 from ramet.sft.checkpoints import SftLayout, finish_deleting, newest_complete, remove_oldest, step_of
@@ -67,8 +68,10 @@ def total_steps(config: SftConfig, examples: int) -> int:
     return math.ceil(config.epochs * math.ceil(examples / config.sequences_per_step))
 
 
-def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) -> TrainingArguments:
-    """All arguments of Trainer."""
+def training_arguments(
+    config: Config, run: Path, *, steps: int, use_cpu: bool, one_kernel: bool = False
+) -> TrainingArguments:
+    """All arguments of Trainer. `one_kernel`: for a step of AdamW on a CPU; a GPU always has one."""
     sft, options = config.sft, config.sft.trainer_options()
     fsdp = fsdp_config(sft.strategy)
     saves = options["save_steps"] < steps
@@ -83,7 +86,7 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         weight_decay=options["weight_decay"],
         adam_beta2=options["adam_beta2"],
         max_grad_norm=options["max_grad_norm"],
-        optim="adamw_torch" if use_cpu else "adamw_torch_fused",
+        optim="adamw_torch" if use_cpu and not one_kernel else "adamw_torch_fused",
         bf16=config.model.dtype is Dtype.BFLOAT16,
         gradient_checkpointing=not use_cpu,  # activations of real sizes are more than a GPU has
         gradient_checkpointing_kwargs={"use_reentrant": False},
@@ -227,7 +230,9 @@ def train(
         packer=StepPacker.of(model, device, budget=budget, world=world),
         progress=progress,
         model=model,
-        args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
+        args=training_arguments(
+            config, run, steps=steps, use_cpu=device.type == "cpu", one_kernel=has_one_kernel(list(model.parameters()))
+        ),
         train_dataset=Examples(examples),
     )
     trainer.remove_callback(PrinterCallback)
