@@ -1,6 +1,6 @@
 """Word problems of two steps, which the Python tool computes, for a real language model.
 
-    Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?
+    Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 pens from Ann. How many pens has Ann now?
     buys: <python>2140+12*35</python> <result> 2560 </result>gives: <python>2560-457</python> <result> 2103 </result>
     <answer>2103</answer>
 
@@ -20,7 +20,9 @@ from random import Random
 from data import call
 
 TEST_PROBLEMS, OTHER_PROBLEMS, RL_PROBLEMS, SFT_PROBLEMS, SFT_HELD_OUT = 300, 120, 400, 48, 24
-QUESTION = "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 of them. How many pens has Ann now?"
+QUESTION = (
+    "Ann has 2140 pens. Ann buys 12 boxes with 35 pens each. Ben takes 457 pens from Ann. How many pens has Ann now?"
+)
 THINGS = ("pens", "cards", "bolts", "beads", "tiles", "seeds", "books", "coins")
 NAMES = ("Ann", "Ben", "Carla", "David", "Eva", "Farid", "Grace", "Hugo")
 STEPS = 2
@@ -46,7 +48,7 @@ EVENTS = (
     ),
     Event(
         "gives",
-        ("{name} gives {c} {things} to {friend}.", "{friend} takes {c} of them."),
+        ("{name} gives {c} {things} to {friend}.", "{friend} takes {c} {things} from {name}."),
         "{c} {things} go to {friend}.",
         "{R}-{c}",
     ),
