@@ -153,3 +153,28 @@ def test_holm_corrects_a_family_in_rising_order() -> None:
     names = "from compare import holm; print(holm({'a': 0.01, 'b': 0.04, 'c': 0.03, 'd': 0.5}))"
     found = call("-c", f"import sys; sys.path.insert(0, {str(BENCH)!r}); {names}")
     assert eval(found) == {"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5}
+
+
+PEOPLE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import json, people, tasks
+
+tasks.write(tasks.KINDS["people"], Path(sys.argv[2]), 1)
+for one in people.questions():
+    name = one.person
+    for relation in (one.first, one.second):
+        name = people.page(name).split(f"{people.RELATIONS[relation]} ")[1].split(",")[0].split(" and ")[0].rstrip(".")
+    assert name == one.answer and people.trace(one, 0.0, None).endswith(f"<answer>{name}</answer>")
+print(len(people.corpus()), people.page("Nobody"))
+"""
+
+
+def test_two_pages_answer_a_question_and_no_question_is_in_two_files(tmp_path: Path) -> None:
+    assert call("-c", PEOPLE, str(BENCH), str(tmp_path)) == "528 There is no page of Nobody.\n"
+    files = {name: (tmp_path / f"{name}.jsonl").read_text().splitlines() for name in ("train", "valid", "test", "sft")}
+    assert {name: len(rows) for name, rows in files.items()} == {"train": 600, "valid": 48, "test": 60, "sft": 48}
+    asked = [json.loads(row)["prompt"] for name in ("train", "valid", "test") for row in files[name]]
+    shown = [json.loads(row)["conversations"][0]["value"] for row in files["sft"]]
+    assert len(set(asked)) == len(asked) and not set(asked) & set(shown)
