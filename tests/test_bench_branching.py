@@ -159,14 +159,18 @@ PEOPLE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
+from random import Random
 import json, people, tasks
 
 tasks.write(tasks.KINDS["people"], Path(sys.argv[2]), 1)
 for one in people.questions():
     name = one.person
     for relation in (one.first, one.second):
-        name = people.page(name).split(f"{people.RELATIONS[relation]} ")[1].split(",")[0].split(" and ")[0].rstrip(".")
-    assert name == one.answer and people.trace(one, 0.0, None).endswith(f"<answer>{name}</answer>")
+        name = people.page(name).split(f"the {relation} is ")[1].split(",")[0].rstrip(".")
+    for habit in (0.0, 1.0):
+        trace = people.trace(one, habit, Random(1))
+        assert name == one.answer and trace.endswith(f"<answer>{name}</answer>")
+        assert trace.count("<search>") == 2 - habit
 print(len(people.corpus()), people.page("Nobody"))
 """
 

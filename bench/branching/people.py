@@ -2,14 +2,14 @@
 
     Who is the boss of the best friend of Kim Adler?
     best friend: <search>Kim Adler</search> <result>
-    Kim Adler works for Tom Weber, is close to Ann Moore, lives beside Leo Frost and rents from Ben Falk.
+    Kim Adler: the boss is Tom Weber, the best friend is Ann Moore, the landlord is Ben Falk.
     </result>boss: <search>Ann Moore</search> <result>
-    Ann Moore is a patient of Sam Hill, works for Rosa Park, rents from Will King and lives beside Maria Stone.
+    Ann Moore: the doctor is Sam Hill, the boss is Rosa Park, the neighbour is Maria Stone.
     </result><answer>Rosa Park</answer>
 
-Nothing is known without the pages, which say in other words what the question asks for. All traces are right; what is
-hard is to choose the right one of four names, after few traces. Nobody made any result more or less certain than
-another.
+Nothing is known without the pages. All traces are right, but `HABIT` of them are by people who know the second answer
+by heart: they write it after the first page. A model that learns this from them guesses. So after the first page there
+is a choice, and after the second one a name to be read.
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ LAST = (
     "Adler", "Costa", "Evans", "Falk", "Green", "Hill", "Jones", "King", "Lopez", "Meyer", "Park", "Quinn", "Reed",
     "Silva", "Stone", "Taylor", "Urban", "Weber", "Young", "Wolf", "Frost", "Lake", "Moore", "Shaw",
 )  # fmt: skip
-RELATIONS = {  # what a question asks for -> how a page says it
-    "boss": "works for",
-    "best friend": "is close to",
-    "neighbour": "lives beside",
-    "teacher": "was taught by",
-    "doctor": "is a patient of",
-    "landlord": "rents from",
-}
-STATED = 4  # relations of a page
+RELATIONS = ("boss", "best friend", "neighbour", "teacher", "doctor", "landlord")
+STATED = 3  # relations of a page
+HABIT = 0.6
 QUESTIONS = 3000
+HOPS = 2
 NO_PAGE = "There is no page of"
 
 
@@ -62,7 +57,7 @@ def corpus() -> dict[str, dict[str, str]]:
     found = {}
     for person in people:
         others = random.sample([other for other in people if other != person], STATED)
-        found[person] = dict(zip(random.sample(list(RELATIONS), STATED), others, strict=True))
+        found[person] = dict(zip(random.sample(RELATIONS, STATED), others, strict=True))
     return found
 
 
@@ -70,8 +65,8 @@ def page(name: str) -> str:
     """What the search tool returns."""
     if name not in corpus():
         return f"{NO_PAGE} {name}."
-    *parts, last = (f"{RELATIONS[relation]} {other}" for relation, other in corpus()[name].items())
-    return f"{name} {', '.join(parts)} and {last}."
+    stated = (f"the {relation} is {other}" for relation, other in corpus()[name].items())
+    return f"{name}: {', '.join(stated)}."
 
 
 def questions() -> list[Question]:
@@ -87,11 +82,13 @@ def questions() -> list[Question]:
     return list(found.values())
 
 
-def trace(question: Question, _habit: float, _random: Random) -> str:
-    """One written rollout. There is no habit to be wrong."""
-    friend = corpus()[question.person][question.first]
-    hops = "".join(
-        f"{relation}: <search>{name}</search> <result>\n{page(name)}\n</result>"
-        for relation, name in ((question.first, question.person), (question.second, friend))
-    )
-    return f"{hops}<answer>{question.answer}</answer>"
+def trace(question: Question, habit: float, random: Random) -> str:
+    """One written rollout, with this probability that its writer knows the second answer by heart."""
+    text = f"{question.first}: {_call(question.person)}"
+    if random.random() >= habit:
+        text += f"{question.second}: {_call(corpus()[question.person][question.first])}"
+    return f"{text}<answer>{question.answer}</answer>"
+
+
+def _call(name: str) -> str:
+    return f"<search>{name}</search> <result>\n{page(name)}\n</result>"

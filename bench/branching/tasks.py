@@ -76,10 +76,10 @@ KINDS = {
             items=lambda: [Item(one.text, one.answer, partial(people.trace, one)) for one in people.questions()],
             tool="tools.search.use=people",
             reward="qa_em",
-            habit=0.0,
+            habit=people.HABIT,
             max_prompt_tokens=64,
-            max_response_tokens=192,
-            certain=lambda text, n: text.startswith(people.NO_PAGE),
+            max_response_tokens=160,
+            certain=lambda text, n: n >= people.HOPS,
         ),
     )
 }

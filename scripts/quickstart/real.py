@@ -55,6 +55,7 @@ ROUNDS = 8  # passes over the traces of SFT at most
 SAMPLES = 2  # rollouts per problem, at temperature 1
 PROBLEMS, OTHER = 60, 30
 PROOF_PROBLEMS = 200
+EXAMPLES = 3
 
 logger = logging.getLogger("ramet.quickstart")
 
@@ -85,6 +86,7 @@ class Measured:
     valid_tool_use: float  # calls the tool, and no call is an error of the model
     calls: float  # per rollout
     answered: float
+    examples: list[dict[str, object]]  # the first rollout of each of the first problems
 
     @property
     def estimate(self) -> Estimate:
@@ -317,6 +319,10 @@ async def _measured(benchmark: Benchmark, tasks: Sequence[Task], played: Sequenc
         valid_tool_use=fmean(_uses_validly(rollout) for rollout in played),
         calls=fmean(len(rollout.tool_calls) for rollout in played),
         answered=fmean(rollout.answer is not None for rollout in played),
+        examples=[
+            {"question": one.task.question, "response": one.response, "accuracy": scores[one.task.id][0]}
+            for one in played[: EXAMPLES * SAMPLES : SAMPLES]
+        ],
     )
 
 
