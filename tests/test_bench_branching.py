@@ -178,7 +178,7 @@ print(len(people.corpus()), people.page("Nobody"))
 def test_two_pages_answer_a_question_and_no_question_is_in_two_files(tmp_path: Path) -> None:
     assert call("-c", PEOPLE, str(BENCH), str(tmp_path)) == "528 There is no page of Nobody.\n"
     files = {name: (tmp_path / f"{name}.jsonl").read_text().splitlines() for name in ("train", "valid", "test", "sft")}
-    assert {name: len(rows) for name, rows in files.items()} == {"train": 600, "valid": 48, "test": 60, "sft": 48}
+    assert {name: len(rows) for name, rows in files.items()} == {"train": 600, "valid": 64, "test": 60, "sft": 48}
     asked = [json.loads(row)["prompt"] for name in ("train", "valid", "test") for row in files[name]]
     shown = [json.loads(row)["conversations"][0]["value"] for row in files["sft"]]
     assert len(set(asked)) == len(asked) and not set(asked) & set(shown)
