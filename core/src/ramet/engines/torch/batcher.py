@@ -222,7 +222,7 @@ class TorchBatcher:
             self._batch = None
 
     def _next_parts(self, budget: int) -> list[BatchPart]:
-        """Of the prompts that are computed next, padded at most so many tokens; they are the first of `_prefilling`."""
+        """Return parts of the first prompts of `_prefilling`, which together, padded, have at most so many tokens."""
         parts: list[BatchPart] = []
         for sequence in self._prefilling:
             start = int(self._table.valid[sequence.slot])
