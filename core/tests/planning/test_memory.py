@@ -24,6 +24,7 @@ from ramet.planning.memory import (
     ASIDE,
     ASLEEP,
     CONTEXTS,
+    CPU_PROCESS_BYTES,
     EXCHANGE,
     LOADING,
     PROCESS_BYTES,
@@ -48,7 +49,7 @@ from ramet.planning.memory_policy import (
     resident,
     state,
 )  # fmt: skip
-from ramet.planning.memory_report import check_memory, table
+from ramet.planning.memory_report import check_memory, gib, table
 from ramet.planning.model_shape import count, read_shape, shape_of
 from ramet.planning.placement import Machine, check_placement, idle_devices, machine_of, plan_devices
 from ramet.policy.batching.rows import Row
@@ -412,9 +413,13 @@ def test_host_memory_is_that_of_saves_stored_weights_and_processes(model: str, n
     assert ours == {ASIDE: ours[ASIDE], STORED: 0, PROCESSES: 17 * PROCESS_BYTES}
     assert 12 * n < ours[ASIDE] < 1.07 * 12 * n  # on GPUs a save is written from a copy, in chunks of pinned memory
     on_cpu = make_inputs(model, machine=Machine(cuda=False, devices=1, device_bytes=None))
-    assert estimate(on_cpu).host_parts == {ASIDE: 0}  # but there, where the run waits
+    processes = 17 * CPU_PROCESS_BYTES
+    assert estimate(on_cpu).host_parts == {ASIDE: 0, PROCESSES: processes}  # but there, where the run waits
     on_cpu.config.train.async_save = True
-    assert estimate(on_cpu).host_parts == {ASIDE: 12 * n}
+    assert estimate(on_cpu).host_parts == {ASIDE: 12 * n, PROCESSES: processes}
+    assert f"besides, of all processes, GiB: offloaded and copied for saves {gib(12 * n)}, processes 9.0" in table(
+        estimate(on_cpu)
+    )
     params = VllmEngineConfig(transfer="host")
     stored = estimate(make_inputs(model, engine=ComponentConfig(name="vllm", params=params)))
     assert stored.host_parts[STORED] == 2 * n + 2 * 2**30

@@ -9,7 +9,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from ramet.config.schema import ClusterConfig, Config, Dtype, ModelConfig, SftConfig, Strategy
-from ramet.planning.memory import ASIDE, CONTEXTS, PROCESS_BYTES, PROCESSES, UPDATE
+from ramet.planning.memory import ASIDE, CONTEXTS, CPU_PROCESS_BYTES, PROCESS_BYTES, PROCESSES, UPDATE
 from ramet.planning.memory_engine import CUDA_CONTEXT
 from ramet.planning.memory_policy import (
     ACTIVATIONS,
@@ -101,7 +101,8 @@ def test_host_memory_holds_what_every_worker_reads_and_what_is_offloaded(sft_7b:
     offloaded = estimate_sft(sft_7b(strategy="zero3_offload"))
     assert offloaded.host_parts[ASIDE] == pytest.approx(16 * N, rel=1e-6)
     assert not {WEIGHTS, GRADIENTS, OPTIMISER} & offloaded.devices[0].phases[UPDATE].keys()
-    assert estimate_sft(sft_7b(cuda=False, strategy="fsdp")).host_parts == {ASIDE: 0}
+    on_cpu = sft_7b(cuda=False, strategy="fsdp", workers=2)
+    assert estimate_sft(on_cpu).host_parts == {ASIDE: 0, PROCESSES: 3 * CPU_PROCESS_BYTES}
 
 
 def test_tokens_are_the_budget_or_a_ranks_share_of_a_step(sft_7b: Build) -> None:
@@ -112,6 +113,32 @@ def test_tokens_are_the_budget_or_a_ranks_share_of_a_step(sft_7b: Build) -> None
     assert tokens(max_tokens=4096, sequences_per_step=16) == 2 * 4096
     assert tokens(max_tokens=4096, sequences_per_step=128, max_microbatch_tokens=5000) == 5000
     assert tokens(max_tokens=1000, sequences_per_step=128, cuda=False) == 2048  # larger passes are not made on a CPU
+
+
+def test_rows_that_were_read_count_as_they_are_packed(sft_7b: Build) -> None:
+    def planned(steps: list[list[int]] | None, **options: object) -> SftInputs:
+        return replace(sft_7b(cuda=False, strategy="none", workers=1, **options), steps=steps)
+
+    short = planned([[300] * 16, [511] * 16])
+    unread = planned(None)
+    assert (short.model.tokens, unread.model.tokens) == (4 * 511, 4096)
+    assert estimate_sft(short).need < estimate_sft(unread).need
+    assert "computes at most 2,044 tokens at once, as the rows are packed; their longest sequence has 512" in "\n".join(
+        table(estimate_sft(short))
+    )
+    assert "tokens at once; rows were not read, and count as sft.max_tokens=4096 long" in "\n".join(
+        table(estimate_sft(unread))
+    )
+    one_is_long = planned([[300] * 15, [300] * 15 + [4000]])
+    assert (one_is_long.model.tokens, one_is_long.longest) == (4000, 4000)
+    assert planned([[300] * 15, [300] * 15 + [4000]], max_tokens=4000).model.tokens == 6 * 300  # it is left out
+
+
+def test_a_lower_limit_is_advised_only_if_rows_are_left(sft_7b: Build) -> None:
+    inputs = sft_7b(strategy="none", workers=1, gib=16)
+    for steps, advised in (([[4000] * 8], False), ([[4000, 900]], True)):
+        (said,) = check_memory(estimate_sft(replace(inputs, steps=steps)))
+        assert ("sft.max_tokens=2000" in said) is advised
 
 
 @pytest.mark.parametrize(("strategy", "stream"), [("none", 4), ("fsdp", 2), ("zero3_offload", 2)])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+import torch
 
-from ramet.policy.batching.packing import Cost
-from ramet.sft.batches import ExampleRow, StepBatch, StepPacker, StepSampler
+from ramet.config.schema import Config
+from ramet.planning.memory_sft import SftInputs
+from ramet.policy.batching.packing import Cost, model_cost
+from ramet.sft.batches import ExampleRow, StepBatch, StepPacker, StepSampler, fed_by_step
 from ramet.sft.encode import Example
 from ramet.sft.world import World
 
@@ -45,6 +50,35 @@ def test_a_pass_holds_every_example_once_and_another_pass_another_order() -> Non
     assert list(sampler) != first
     sampler.set_epoch(0)
     assert list(sampler) == first
+
+
+def test_the_plan_is_given_the_lengths_of_the_steps_that_the_training_takes() -> None:
+    examples, config = [example(seed) for seed in range(10)], Config()
+    config.sft.sequences_per_step, config.run.seed = 4, 5
+    sampler = StepSampler(10, per_step=4, seed=5)
+    wanted = []
+    for number in range(2):
+        sampler.set_epoch(number)
+        wanted += [[len(examples[i]) - 1 for i in step] for step in sampler]
+    assert fed_by_step(examples, config, 5) == wanted[:5]
+    assert fed_by_step(examples, config, 2) == wanted[:2]
+
+
+@pytest.mark.parametrize("strategy", ["none", "fsdp"])
+def test_the_plan_counts_the_most_positions_that_a_rank_feeds(
+    strategy: str, sft_inputs: Callable[..., SftInputs]
+) -> None:
+    """Two ranks with `fsdp`."""
+    inputs, examples = sft_inputs(strategy), [example(seed, longest=500) for seed in range(48)]
+    cost = model_cost(inputs.shape.hidden, torch.device("cpu"))
+    budget, fed = inputs.config.sft.max_microbatch_tokens, []
+    for indices in StepSampler(48, per_step=16, seed=inputs.config.run.seed):
+        for rank in range(inputs.ranks):
+            world = World(rank=rank, size=inputs.ranks)
+            packer = StepPacker(budget=budget, world=world, cost=cost, row_cost=cost)
+            fed += [batch.input_ids.numel() for batch in packer([examples[i] for i in indices]).micro_batches]
+    steps = fed_by_step(examples, inputs.config, 3)
+    assert replace(inputs, steps=steps).model.tokens == max(fed)
 
 
 @pytest.mark.parametrize("flash", [False, True])

@@ -26,4 +26,6 @@ def test_the_plan_counts_rows_that_are_left_out(tiny_model: Path, tmp_path: Path
         [f"model.path={tiny_model}", f"sft.data=[{file}]", f"run.root={tmp_path}", f"sft.malformed={rule}",
          "sft.max_tokens=50", "rollout_step.system_prompt=never"], job="sft",
     )  # fmt: skip
-    assert plan(resolved).facts["rows"] == rows.format(file)
+    facts = plan(resolved).facts
+    assert facts["rows"] == rows.format(file)
+    assert "tokens at once, as the rows are packed; their longest sequence has 8\n" in facts["memory"]  # not 50

@@ -23,6 +23,7 @@ from ramet.types import Need
 
 ASIDE, STORED, PROCESSES = "offloaded and copied for saves", "new weights for engines", "processes"
 PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
+CPU_PROCESS_BYTES = 544 * 2**20  # of one that does not, before it has a model (measured, torch 2.13)
 REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
 ASLEEP, EXCHANGE, LOADING = "asleep engine", "NCCL", "weights while they are loaded"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
@@ -63,7 +64,7 @@ class MemoryPlan:
     devices: tuple[DeviceMemory, ...]
     engine: EngineMemory | None
     tokens: int  # of one micro-batch on one rank
-    host_parts: Mapping[str, int]  # bytes in host memory, of all processes; with GPUs only
+    host_parts: Mapping[str, int]  # bytes in host memory, of all processes; on a CPU those beside `devices`
 
     @property
     def host(self) -> int:
@@ -110,23 +111,23 @@ def estimate(inputs: Inputs) -> MemoryPlan:
 
 
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
-    """What is offloaded, and the copy from which saves are written (`host`); with GPUs also new weights in the object
-    store with the two buffers through which they go there, and the processes themselves. An engine that sleeps drops
-    its weights and keeps nothing here. Files hold a mixture's experts one by one, so each of several ranks loads the
-    whole model.
+    """What is offloaded, the copy from which saves are written (`host`), and the processes themselves; with GPUs also
+    new weights in the object store with the two buffers through which they go there. An engine that sleeps drops its
+    weights and keeps nothing here. Files hold a mixture's experts one by one, so each of several ranks loads the whole
+    model.
     """
     aside = placement.ranks * sum(map(host, models))
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else 4
     loading = placement.ranks * inputs.shape.n_parameters * size if inputs.shape.has_experts else 0
     # Weights are loaded before anything is offloaded or copied.
     held = {LOADING: loading} if placement.ranks > 1 and loading > aside else {ASIDE: aside}
+    processes = 1 if placement.cluster == "local" else 1 + placement.ranks
+    processes += 0 if placement.engine == "torch" and placement.cluster == "local" else placement.engines
     if not inputs.machine.cuda:
-        return held
+        return {**held, PROCESSES: processes * CPU_PROCESS_BYTES}
     stored = inputs.trains and chosen_transfer(inputs.config, cuda=True) == "host"
     weights = sharded(inputs.shape.parameters, 1, size) + 2 * CHUNK_BYTES
-    processes = 1 if placement.cluster == "local" else 1 + placement.ranks
-    workers = 0 if placement.engine == "torch" and placement.cluster == "local" else placement.engines
-    return {**held, STORED: weights if stored else 0, PROCESSES: (processes + workers) * PROCESS_BYTES}
+    return {**held, STORED: weights if stored else 0, PROCESSES: processes * PROCESS_BYTES}
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:

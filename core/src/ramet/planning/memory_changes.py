@@ -122,7 +122,9 @@ def _of_sft(inputs: SftInputs) -> Iterator[Change]:
         spread = replace(config.cluster, policy_workers=devices or 1)
         all_of_them = replace(config, sft=replace(sft, strategy=Strategy.FSDP), cluster=spread)
         yield Change("sft.strategy", f"fsdp cluster.policy_workers={devices}", all_of_them)
-    yield _sft(config, max_tokens=sft.max_tokens // 2)
+    shorter = _sft(config, max_tokens=inputs.longest // 2)
+    if inputs.steps is None or replace(inputs, config=shorter.config).fed:  # rows are left
+        yield shorter
 
 
 def _half(config: Config) -> Iterator[Change]:

@@ -42,6 +42,7 @@ class TrainedModel:
     ranks: int
     cuda: bool
     head: tuple[Shape, ...] = ()  # that is trained whole beside adapters: the critic's
+    packed: int | None = None  # T, where it is known
     alone: bool | None = None  # no FSDP and no DeepSpeed, whose weights are in c while computed on; None: with one rank
 
     @property
@@ -86,6 +87,8 @@ class TrainedModel:
         """T: a micro-batch takes `policy.max_microbatch_tokens` a rank, or one sequence that is longer, whose tokens
         `policy.sequence_parallel` ranks share. On a CPU larger micro-batches are not made (policy/batching/packing.py).
         """
+        if self.packed is not None:
+            return self.packed
         policy, most = self.config.policy, longest_sequence(self.config)
         budget = policy.max_microbatch_tokens * policy.sequence_parallel
         budget = budget if self.cuda else min(budget, CPU_TOKENS)

@@ -34,7 +34,7 @@ def table(plan: MemoryPlan | str) -> list[str]:
     lines = [line for device in plan.devices for line in _device(plan, device)]
     if plan.placement.ranks:
         rank = "rank" if isinstance(plan.inputs, SftInputs) else "policy rank"
-        lines.append(f"a {rank} computes at most {plan.tokens:,} tokens at once")
+        lines.append(f"a {rank} computes at most {plan.tokens:,} tokens at once{_lengths(plan.inputs)}")
         if not plan.inputs.shape.is_traced:
             lines.append(f"activations are a guess: those of {plan.inputs.shape.architecture} were not traced")
     if plan.engine is not None:
@@ -43,8 +43,10 @@ def table(plan: MemoryPlan | str) -> list[str]:
             f"keys and values: {engine.token_bytes:,} bytes a token; room for {engine.cache // engine.token_bytes:,} "
             f"tokens of an engine, all slots at full length would want {engine.wanted // engine.token_bytes:,}"
         )
-    if plan.inputs.machine.cuda and plan.host:
-        parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
+    if not plan.inputs.machine.cuda:
+        lines.append(f"besides, of all processes, GiB: {parts}")
+    elif plan.host:
         nodes = plan.inputs.machine.nodes or 1
         each = f", {gib(plan.host / nodes)} on each of {nodes}" if nodes > 1 else ""
         lines.append(f"host memory of all nodes: {gib(plan.host)} GiB{each} ({parts})")
@@ -52,6 +54,15 @@ def table(plan: MemoryPlan | str) -> list[str]:
     places = inputs.trains and not isinstance(inputs, SftInputs)
     shards = shards_in_words(inputs.config, inputs.machine) if places else ""
     return [*lines, _verdict(plan), *filter(None, (_idle(plan), shards))]
+
+
+def _lengths(inputs: Inputs) -> str:
+    """What the tokens of a fine-tuning follow from; empty for other runs."""
+    if not isinstance(inputs, SftInputs):
+        return ""
+    if inputs.fed:
+        return f", as the rows are packed; their longest sequence has {inputs.longest + 1:,}"
+    return f"; rows were not read, and count as sft.max_tokens={inputs.longest} long"
 
 
 def _device(plan: MemoryPlan, device: DeviceMemory) -> list[str]:

@@ -8,8 +8,11 @@ Weights, gradients and optimiser are exact but for what DeepSpeed pads: tests co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 
 from ramet.config.schema import (
     Config,
@@ -22,9 +25,11 @@ from ramet.config.schema import (
     TrainConfig,
 )
 from ramet.errors import ConfigError
+from ramet.models.attention import KNOWS_BORDERS, chosen_attention
 from ramet.planning.memory import (
     ASIDE,
     CONTEXTS,
+    CPU_PROCESS_BYTES,
     PROCESS_BYTES,
     PROCESSES,
     UPDATE,
@@ -50,6 +55,8 @@ from ramet.planning.memory_policy import (
 )
 from ramet.planning.model_shape import read_shape
 from ramet.planning.placement import DevicePlan, Devices, Machine
+from ramet.policy.batching.packing import PackedLayout, model_cost
+from ramet.policy.batching.partition import plans_of_parts
 
 LOADED = "weights while they are read"
 # DeepSpeed's defaults, in numbers, not bytes: of a buffer of gradients that are reduced together, of whole weights that
@@ -58,9 +65,12 @@ BUCKET, LIVE, STEPPED = 5 * 10**8, 10**9, 10**9
 MASTER = 4  # bytes of what AdamW steps: float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for what is computed once
 class SftInputs(Inputs):
     """What the plan of a fine-tuning follows from."""
+
+    # Tokens that are fed of each sequence of each optimiser step: all but its last. None: the rows were not read.
+    steps: Sequence[Sequence[int]] | None = None
 
     @property
     def ranks(self) -> int:
@@ -78,24 +88,37 @@ class SftInputs(Inputs):
     def offloads(self) -> bool:
         return self.strategy is Strategy.ZERO3_OFFLOAD
 
+    @cached_property
+    def fed(self) -> Sequence[Sequence[int]]:
+        """Return `steps` without what `sft.max_tokens` leaves out; empty if nothing is known or left."""
+        most = self.config.sft.max_tokens
+        kept = ([tokens for tokens in step if tokens < most] for step in self.steps or ())
+        return [step for step in kept if step]
+
     @property
+    def longest(self) -> int:
+        """The most tokens of a sequence."""
+        return max(map(max, self.fed)) if self.fed else self.config.sft.max_tokens
+
+    @cached_property
     def model(self) -> TrainedModel:
         return TrainedModel(
             shape=self.shape,
-            config=_as_training(self.config, self.machine),
+            config=_as_training(self),
+            packed=_most_positions(self) if self.fed else None,
             ranks=self.ranks,
             cuda=self.machine.cuda,
             alone=self.strategy is Strategy.NONE,
         )
 
 
-def plan_sft_memory(config: Config, machine: Machine) -> MemoryPlan | str:
+def plan_sft_memory(config: Config, machine: Machine, steps: Sequence[Sequence[int]] | None = None) -> MemoryPlan | str:
     """The plan for the model in `model.path`, or why there is none: a model that is built otherwise may still train."""
     try:
         shape = read_shape(config.model)
     except ConfigError as error:
         return f"not estimated: {error}"
-    return estimate_sft(SftInputs(config=config, shape=shape, machine=machine))
+    return estimate_sft(SftInputs(config=config, shape=shape, machine=machine, steps=steps))
 
 
 def estimate_sft(inputs: SftInputs) -> MemoryPlan:
@@ -119,19 +142,37 @@ def estimate_sft(inputs: SftInputs) -> MemoryPlan:
     )
 
 
-def _as_training(config: Config, machine: Machine) -> Config:
+def _most_positions(inputs: SftInputs) -> int:
+    """Return the most positions that a rank computes in one pass, from steps that are packed as in training."""
+    device, sft = "cuda" if inputs.machine.cuda else "cpu", inputs.config.sft
+    attention = chosen_attention(inputs.config.model, device, plain=inputs.shape.plain)
+    row_cost = model_cost(inputs.shape.hidden, torch.device(device))
+    cost = None if attention in KNOWS_BORDERS else row_cost
+    most = 0
+    for step in inputs.fed:
+        budget = sft.max_microbatch_tokens
+        for passes in plans_of_parts(step, inputs.ranks, budget=budget, cost=cost, row_cost=row_cost):
+            for indices, layout in passes:
+                lengths = [step[i] for i in indices]
+                packed = layout is PackedLayout.PACKED
+                most = max(most, sum(lengths) if packed else len(lengths) * max(lengths))
+    return most
+
+
+def _as_training(inputs: SftInputs) -> Config:
     """The sections that the formulas read: a fine-tuning is a training whose step is one optimiser step of sequences of
-    at most `sft.max_tokens`. On GPUs blocks are checkpointed (sft/trainer.py).
+    at most `longest` tokens. On GPUs blocks are checkpointed (sft/trainer.py).
     """
+    config = inputs.config
     return Config(
         model=config.model,
         cluster=config.cluster,
         data=DataConfig(max_prompt_tokens=0),
-        rollout=RolloutConfig(group_size=1, max_response_tokens=config.sft.max_tokens),
+        rollout=RolloutConfig(group_size=1, max_response_tokens=inputs.longest),
         train=TrainConfig(tasks_per_step=config.sft.sequences_per_step, minibatches=1),
         policy=PolicyConfig(
             max_microbatch_tokens=config.sft.max_microbatch_tokens,
-            activation_checkpointing=machine.cuda,
+            activation_checkpointing=inputs.machine.cuda,
             offload=Offload.NONE,
             share_prefixes=SharePrefixes.NEVER,  # sequences are packed as they are (sft/batches.py)
         ),
@@ -189,16 +230,17 @@ def _deepspeed_phases(inputs: SftInputs) -> Mapping[str, Mapping[str, int]]:
 
 
 def _host_parts(inputs: SftInputs) -> dict[str, int]:
-    """What is offloaded; with GPUs also the processes, and the model, which every rank of a strategy reads as a whole.
+    """The processes and what is offloaded; with GPUs also the model, which every rank of a strategy reads as a whole.
     Before FSDP2 shards it, accelerate makes float32 of it.
     """
+    alone = inputs.strategy is Strategy.NONE
+    processes = 1 if alone else 1 + inputs.ranks
     aside = inputs.ranks * sum(sft_state(inputs).values()) if inputs.offloads else 0
     if not inputs.machine.cuda:
-        return {ASIDE: aside}
-    alone = inputs.strategy is Strategy.NONE
+        return {ASIDE: aside, PROCESSES: processes * CPU_PROCESS_BYTES}
     size = MASTER if inputs.strategy is Strategy.FSDP else inputs.model.computed
     return {
         ASIDE: aside,
         LOADED: 0 if alone else inputs.ranks * size * inputs.shape.n_parameters,
-        PROCESSES: (1 if alone else 1 + inputs.ranks) * PROCESS_BYTES,
+        PROCESSES: processes * PROCESS_BYTES,
     }

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedModel
 
+from ramet.config.schema import Config
 from ramet.policy.batching.packing import Cost, MicroBatch
 from ramet.policy.batching.partition import RankLayout, own_micro_batches
 from ramet.policy.batching.rows import Ids
 from ramet.policy.models import attention_cost, row_cost
 from ramet.sft.encode import Example
 from ramet.sft.world import World
+
+LOOKED_AT = 1000  # optimiser steps, from which the plan of memory has the sizes of micro-batches
 
 
 class Examples(Dataset[Example]):
@@ -58,6 +61,19 @@ class StepSampler(Sampler[list[int]]):
         order = torch.randperm(self._examples, generator=generator).tolist()
         for start in range(0, self._examples, self._per_step):
             yield order[start : start + self._per_step]
+
+
+def fed_by_step(examples: Sequence[Example], config: Config, steps: int) -> list[list[int]]:
+    """Return the tokens that are fed of each sequence, all but its last, by optimiser step: of so many passes over the
+    examples as have `LOOKED_AT` steps, and at most of `steps`.
+    """
+    fed = [len(example) - 1 for example in examples]
+    sampler = StepSampler(len(fed), per_step=config.sft.sequences_per_step, seed=config.run.seed)
+    drawn: list[list[int]] = []
+    while len(drawn) < min(steps, LOOKED_AT):
+        sampler.set_epoch(len(drawn) // len(sampler))
+        drawn += sampler
+    return [[fed[i] for i in step] for step in drawn[:steps]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from ramet.planning.memory_sft import plan_sft_memory
 from ramet.planning.placement import Machine, check_machine, machine_of
 from ramet.planning.run_plan import DryRun, RunPlan, model_in_words, not_checked, plan_run, records
 from ramet.runs.own_files import SFT_SUMMARY
+from ramet.sft.batches import fed_by_step
 from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
 from ramet.sft.prepare import PreparedSft, check_sft, encode_checked
@@ -26,15 +27,16 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     config = resolved.config
     machine = machine_of(config, on, ask_free=True)
     checked = check_sft(resolved, machine if on is not None else None)
-    memory = plan_sft_memory(config, machine)
     encoded = encode_checked(config, checked) if has_tokenizer(config.model) else None
+    steps, fed = None, None
+    if encoded is not None:
+        steps = total_steps(config.sft, len(encoded.examples))
+        fed = fed_by_step(encoded.examples, config, steps)
+    memory = plan_sft_memory(config, machine, fed)
     rows = len(checked.conversations) if encoded is None else encoded.counts.trained
     run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.fingerprint, rows=rows))
     problems = [*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)]
     raise_all([*problems, *check_machine(config, machine), *check_memory(memory)])
-    steps = None
-    if encoded is not None:
-        steps = total_steps(config.sft, len(encoded.examples))
     return DryRun(
         job="sft",
         facts={

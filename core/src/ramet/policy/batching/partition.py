@@ -8,12 +8,12 @@ same number of passes, since each pass is a collective under FSDP; a rank with f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
 from ramet.config.schema import PolicyConfig, TrainConfig
-from ramet.policy.batching.packing import Cost, MicroBatch, TokenRow, empty_micro_batch, micro_batch, plan
+from ramet.policy.batching.packing import Cost, MicroBatch, PackedLayout, TokenRow, empty_micro_batch, micro_batch, plan
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import Tree, group_tries, groups_of, shared_micro_batch, tree_bins, trees
 from ramet.policy.batching.trie import Trie
@@ -105,14 +105,21 @@ def own_micro_batches(
     """
     lengths = [row.n_tokens - 1 for row in rows]
     # The plans of all parts, since every rank must know how many passes the busiest one makes.
-    parts = partition([row_cost.packed([length]) for length in lengths], ranks.data_parallel_size)
-    plans = [plan([lengths[i] for i in part], budget=budget, cost=cost) for part in parts]
-    # Micro-batches of this rank's part: indices into the part become indices into all rows.
-    own_part = parts[ranks.data_parallel_rank]
+    plans = plans_of_parts(lengths, ranks.data_parallel_size, budget=budget, cost=cost, row_cost=row_cost)
     own_plan = plans[ranks.data_parallel_rank]
-    batches = [micro_batch([rows[i] for i in own_part], indices, layout) for indices, layout in own_plan]
-    batches = [replace(batch, rows=tuple(own_part[i] for i in batch.rows)) for batch in batches]
-    return _as_many(batches, plans)
+    return _as_many([micro_batch(rows, indices, layout) for indices, layout in own_plan], plans)
+
+
+def plans_of_parts(
+    lengths: Sequence[int], n_parts: int, *, budget: int, cost: Cost | None, row_cost: Cost
+) -> list[list[tuple[list[int], PackedLayout]]]:
+    """Return the passes of each part: which sequences share one, by index into `lengths`, and their layout in it."""
+    parts = partition([row_cost.packed([length]) for length in lengths], n_parts)
+    plans = [plan([lengths[i] for i in part], budget=budget, cost=cost) for part in parts]
+    return [
+        [([part[i] for i in indices], layout) for indices, layout in passes]
+        for part, passes in zip(parts, plans, strict=True)
+    ]
 
 
 def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost) -> list[MicroBatch]:
