@@ -26,6 +26,11 @@ hops = tasks.KINDS["hops"]
 tasks.KINDS["hops"] = replace(hops, setting=replace(hops.setting, tasks=2, tested=4, validated=4))
 run.main()
 run.main()
+sys.argv += ["--sft", "64", "32"]
+try:
+    run.main()
+except SystemExit as refused:
+    print(str(refused).splitlines()[0])
 
 from pathlib import Path
 from ramet.config.compose import compose
@@ -89,6 +94,7 @@ def test_an_arm_trains_two_steps_differs_in_its_policy_alone_and_is_not_run_agai
     command += ["--sft", "64", "64", "--work", str(tmp_path)]
     text = call(*command)
     assert re.findall("^hops seed.*(?=, )", text, re.MULTILINE) == ["hops seed 1 arpo: greedy 0.000, sampled 0.000"]
+    assert f"{tmp_path}/hops/seed1 is of another setting: remove it, or choose another --work" in text.splitlines()
     assert dict(re.findall("^(.+) sets (.+)$", text, re.MULTILINE)) == {
         "none6": "rollout",
         **{arm: "branch_policy" for arm in ("random", "shuffled", "arpo")},

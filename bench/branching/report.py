@@ -130,7 +130,7 @@ def outcomes(arms: Arms) -> tuple[list[str], list[list[str]]]:
 def paired(arms: Arms) -> tuple[list[str], list[list[str]]]:
     """Each arm less a control, with the interval and, in brackets, the smallest difference that could be detected."""
     rows = []
-    for control in (CONTROL, "random"):
+    for control in (_control(arms), "random"):
         for arm, runs in arms.items():
             if arm == control or control not in arms:
                 continue
@@ -143,7 +143,7 @@ def costs(arms: Arms) -> tuple[list[str], list[list[str]]]:
     """Per trained rollout; and what was spent until `reached`, as a share of what the control spent."""
     target, rows = reached(arms), []
     for arm, runs in arms.items():
-        control = arms.get(CONTROL, runs)
+        control = arms[_control(arms)]
         until = [ratio(runs, control, partial(spent_until, target=target, of=of)) for of in COSTS]
         never = sum(math.isnan(spent_until(run, target, "rollouts")) for run in runs.values())
         rows.append(
@@ -206,8 +206,12 @@ def _interval(runs: Mapping[int, Run], value: Callable[[Run], float]) -> str:
 
 def reached(arms: Arms) -> float:
     """The accuracy that costs are compared at: nine tenths of what the control reaches in the last validation."""
-    control = arms.get(CONTROL) or next(iter(arms.values()))
+    control = arms[_control(arms)]
     return 0.9 * fmean(run["valid"][-1][1] for run in control.values())
+
+
+def _control(arms: Arms) -> str:
+    return next((arm for arm in (CONTROL, FEWER) if arm in arms), next(iter(arms)))
 
 
 def fork_points(arms: Arms, tasks: int) -> tuple[list[str], list[list[str]]]:

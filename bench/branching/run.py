@@ -1,16 +1,16 @@
 """Whether entropy branching helps: the same training from the same SFT checkpoint with different branch policies.
 
     python bench/branching/run.py [--kinds sums hops] [--arms none none6 arpo] [--seeds 10] [--first 11] [--steps 18]
-    python bench/branching/run.py --kinds people --seeds 5
+    python bench/branching/run.py --kinds people
     python bench/branching/run.py --collect
     python bench/branching/report.py
 
 Two kinds of task for a tiny model (hops.py, sums.py) and one for a real one (people.py, bench "branching_real"); all
-arms of a seed have the same checkpoint, tasks and budget of rollouts. What is
-finished is kept in `--work` and skipped, so the same command again goes on where it was; a run that was interrupted
-begins again. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
-`bench/results/`, from which `report.py` makes tables and plots. All arms of a seed come
-before the next seed, so what is finished at any time compares them within seeds.
+arms of a seed have the same checkpoint, tasks and budget of rollouts. What is finished is kept in `--work` and skipped,
+so the same command again goes on where it was; a run that was interrupted begins again, and a seed of another setting
+is refused. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
+`bench/results/`, from which `report.py` makes tables and plots. All arms of a seed come before the next seed, so what
+is finished at any time compares them within seeds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from forks import fork_numbers
 from harness import commit, write_results
-from runs import ARMS, KEPT, prepare, train, write_json
+from runs import ARMS, KEPT, check_setting, prepare, train, write_json
 from settings import GROUP, ROOT
 from tasks import KINDS, TaskKind
 
-FIRST = 11  # seeds 1 to 5 are those of the first experiment, which the hypotheses come from
 COMPARED = {
     "sums": ("none", "none6", "random", "shuffled", "arpo", "aepo"),
     "hops": ("none", "none6", "random", "shuffled", "arpo"),
@@ -51,19 +50,21 @@ def main() -> None:
         for name in dict.fromkeys(KINDS[kind].setting.results for kind in options.kinds):
             print(f"raw numbers in {collect(options.work, name, options.kinds)}")
         return
-    kinds = [_changed(KINDS[kind], options.steps, options.sft) for kind in options.kinds]
-    seeds = range(options.first, options.first + options.seeds)
-    for seed in seeds:
-        for kind in kinds:
+    kinds = [_changed(KINDS[kind], options) for kind in options.kinds]
+    for offset in range(max(kind.setting.seeds for kind in kinds)):
+        for kind in (one for one in kinds if offset < one.setting.seeds):
             for arm in options.arms or COMPARED[kind.name]:
-                run(options.work, kind, arm, seed)
+                run(options.work, kind, arm, kind.setting.first + offset)
 
 
 def run(work: Path, kind: TaskKind, arm: str, seed: int) -> None:
     """Unless it is finished, or another process runs it."""
-    done, steps = work / kind.name / f"seed{seed}" / f"{arm}.json", kind.setting.steps
+    done = work / kind.name / f"seed{seed}" / f"{arm}.json"
     with locked(work / f"{kind.name}-{seed}-{arm}.lock", wait=False) as ours:
-        if not ours or (done.is_file() and json.loads(done.read_text(encoding="utf-8"))["steps"] == steps):
+        if not ours:
+            return
+        if done.is_file():
+            check_setting(done.parent, kind)
             return
         with locked(work / f"{kind.name}-{seed}.lock", wait=True):
             folder = prepare(work, kind, seed)
@@ -92,11 +93,11 @@ def collect(work: Path, name: str, kinds: Sequence[str]) -> Path:
     tasks = 0
     for kind in (KINDS[one] for one in kinds if KINDS[one].setting.results == name):
         tasks = kind.setting.tasks
-        files = {
-            seed: [seed / f"{arm}.json" for arm in COMPARED[kind.name]]
-            for seed in sorted(work.glob(f"{kind.name}/seed*"))
-        }
-        whole = [of_seed for of_seed in files.values() if all(file.is_file() for file in of_seed)]
+        folders = [work / kind.name / f"seed{kind.setting.first + offset}" for offset in range(kind.setting.seeds)]
+        files = [[folder / f"{arm}.json" for arm in COMPARED[kind.name]] for folder in folders]
+        whole = [of_seed for of_seed in files if all(file.is_file() for file in of_seed)]
+        for seed in {of_seed[0].parent for of_seed in whole}:
+            check_setting(seed, kind)
         runs += [_finished(file, kind) for of_arm in zip(*whole, strict=True) for file in of_arm]
     settings = {"group_size": GROUP, "tasks_per_step": tasks, "arms": ARMS}
     commits = " ".join(sorted({run["commit"] for run in runs}))
@@ -110,21 +111,24 @@ def _finished(file: Path, kind: TaskKind) -> dict[str, Any]:
     return {**run, "forks": fork_numbers(file.with_suffix(""), kind)}
 
 
-def _changed(kind: TaskKind, steps: int | None, traces: Sequence[int] | None) -> TaskKind:
-    """With other numbers than the bench's, for a trial. Raises `ValueError` where phases and `traces` differ."""
+def _changed(kind: TaskKind, options: argparse.Namespace) -> TaskKind:
+    """With other numbers than the bench's, for a trial."""
     setting = kind.setting
     phases = setting.phases
-    if traces:
-        phases = tuple(replace(phase, traces=number) for phase, number in zip(phases, traces, strict=True))
-    return replace(kind, setting=replace(setting, steps=steps or setting.steps, phases=phases))
+    if options.sft:
+        if len(options.sft) != len(phases):
+            sys.exit(f"--sft: {kind.name} has {len(phases)} phases of SFT, and {options.sft} are given")
+        phases = tuple(replace(phase, traces=n) for phase, n in zip(phases, options.sft, strict=True))
+    given = {name: value for name in ("steps", "first", "seeds") if (value := getattr(options, name)) is not None}
+    return replace(kind, setting=replace(setting, phases=phases, **given))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["sums", "hops"], help="default: sums hops")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="default: those of the page")
-    parser.add_argument("--seeds", type=int, default=10, help="how many (default: 10)")
-    parser.add_argument("--first", type=int, default=FIRST, help=f"of the seeds (default: {FIRST})")
+    parser.add_argument("--seeds", type=int, help="how many (default: the kind's)")
+    parser.add_argument("--first", type=int, help="of the seeds (default: the kind's)")
     parser.add_argument("--steps", type=int, help="of training (default: the kind's)")
     parser.add_argument("--sft", type=int, nargs="+", help="traces of its phases (default: the kind's)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/branching", help="default: runs/branching")

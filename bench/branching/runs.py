@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +29,7 @@ from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
 
 SAMPLES = 2  # rollouts of a problem measured at temperature 1
+SETTING = "setting.txt"  # beside the data of a seed
 
 ARMS = {
     "none": ["algorithm=grpo"],
@@ -56,15 +58,24 @@ def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
     folder = work / kind.name / f"seed{seed}"
     last = folder / kind.setting.phases[-1].name
     if (last / "model/config.json").is_file():
+        check_setting(folder, kind)
         return folder
     if folder.exists():
         shutil.rmtree(folder)
     write(kind, folder / "data", seed)
+    (folder / SETTING).write_text(kind.setting.values, encoding="utf-8")
     model = kind.setting.model(folder, seed)
     for phase in kind.setting.phases:
         model = sft.run(compose(_sft_overrides(kind, folder, model, phase, seed), job="sft")).model
         shutil.rmtree(folder / phase.name / "checkpoints")
     return folder
+
+
+def check_setting(folder: Path, kind: TaskKind) -> None:
+    """End the program where the folder of a seed was made with another setting."""
+    kept = (folder / SETTING).read_text(encoding="utf-8")
+    if kept != kind.setting.values:
+        sys.exit(f"{folder} is of another setting: remove it, or choose another --work\n{kept}\n{kind.setting.values}")
 
 
 def train(folder: Path, kind: TaskKind, arm: str, seed: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ramet.models.tiny import make_tiny_model
@@ -28,10 +28,13 @@ class Phase:
 class Setting:
     """`model` makes the untrained one of a seed, in a folder that it may write to. `every`: steps between validations.
 
-    `tasks` of a step; `tested`, `validated`, `trained`: problems. `shared_keys` are of SFT and of training.
+    `first`, `seeds`: those that count. `tasks` of a step; `tested`, `validated`, `trained`: problems. `shared_keys` are
+    of SFT and of training.
     """
 
     results: str  # the name of the file in bench/results
+    first: int
+    seeds: int
     model: Callable[[Path, int], Path]
     phases: tuple[Phase, ...]
     steps: int
@@ -43,6 +46,11 @@ class Setting:
     shared_keys: tuple[str, ...]
     sft_keys: tuple[str, ...]
     train_keys: tuple[str, ...]
+
+    @property
+    def values(self) -> str:
+        """All of it, to be compared with that of an earlier run."""
+        return repr({key: value for key, value in asdict(self).items() if key not in ("model", "first", "seeds")})
 
 
 def _tiny(folder: Path, seed: int) -> Path:
@@ -59,6 +67,8 @@ def _smollm2(_folder: Path, _seed: int) -> Path:
 
 TINY = Setting(
     results="branching_equal_calls",
+    first=11,  # seeds 1 to 5 are those of the first experiment, which the hypotheses come from
+    seeds=10,
     model=_tiny,
     phases=(Phase("skill", 6400, 4e-3, 1, False), Phase("habit", 2400, 1e-3, 1, True)),
     steps=18,
@@ -73,6 +83,8 @@ TINY = Setting(
 )
 REAL = Setting(
     results="branching_real",
+    first=1,
+    seeds=5,
     model=_smollm2,
     phases=(Phase("sft", 48, 1e-4, 2, True),),
     steps=8,

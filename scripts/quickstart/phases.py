@@ -20,7 +20,7 @@ class Phases:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.peak_gb: dict[str, float] = {}  # of this process; elsewhere than on Linux until the end of the phase
+        self.peak_gb: dict[str, float] = {}  # of this process in the phase, or until its end where Linux cannot forget
 
     @contextmanager
     def __call__(self, name: str, what: str) -> Iterator[None]:

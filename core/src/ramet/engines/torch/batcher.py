@@ -250,8 +250,10 @@ class TorchBatcher:
         for slot, sequence, token in zip(batch.slots, batch.sequences, tokens, strict=True):
             if sequence is not None:
                 events += self._take(sequence, token)
-            elif token < 0 and slot not in beside:  # it wrote after the end of the idle sequence in this slot
-                self._clean(slot)
+            elif token < 0:  # it wrote after the end of the idle sequence in this slot, or at the end of the cache
+                self._dirty = True
+                if slot not in beside:
+                    self._clean(slot)
         self._counters.add(decode_steps=1)
         return events
 

@@ -49,7 +49,8 @@ class BatchState:
     """What the device knows of every slot: the token to feed, its position, how to sample, and what was sampled.
 
     All tensors have one row per slot. A slot's position is always the number of tokens whose keys and values are valid.
-    So a slot that only pads a batch writes after the end of its own sequence, which is never read.
+    So a slot that only pads a batch writes after the end of its own sequence, or at the end of the cache where prompts
+    are computed beside it; neither is ever read.
     """
 
     def __init__(self, slots: int, length: int, vocab_size: int, device: torch.device) -> None:
