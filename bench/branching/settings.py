@@ -62,7 +62,8 @@ def _smollm2(_folder: Path, _seed: int) -> Path:
     sys.path.append(str(ROOT / "scripts/quickstart"))
     from smollm2 import model_folder
 
-    return model_folder(ROOT / "runs/models")
+    folder: Path = model_folder(ROOT / "runs/models")
+    return folder
 
 
 TINY = Setting(
