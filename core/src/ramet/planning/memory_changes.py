@@ -106,7 +106,7 @@ def _written(value: object) -> str:
 
 def _of_sft(inputs: SftInputs) -> Iterator[Change]:
     config, sft, devices = inputs.config, inputs.config.sft, inputs.machine.devices
-    smaller = max(inputs.longest, sft.max_microbatch_tokens // 2)
+    smaller = max(sft.max_tokens, sft.max_microbatch_tokens // 2)  # fewer are refused
     if smaller < sft.max_microbatch_tokens:
         yield _sft(config, max_microbatch_tokens=smaller)
     if inputs.ranks > 1:
