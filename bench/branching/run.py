@@ -7,7 +7,7 @@
 
 Two kinds of task for a tiny model (hops.py, sums.py) and one for a real one (people.py, bench "branching_real"); all
 arms of a seed have the same checkpoint, tasks and budget of rollouts. What is finished is kept in `--work` and skipped,
-so the same command again goes on where it was; a run that was interrupted begins again, and a seed of another setting
+so the same command again continues where it was; a run that was interrupted begins again, and a seed of another setting
 is refused. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
 `bench/results/`, from which `report.py` makes tables and plots. All arms of a seed come before the next seed, so what
 is finished at any time compares them within seeds.

@@ -34,7 +34,7 @@ class Phases:
 
 
 def _forget_peak() -> None:
-    """Give back memory that the phase before has freed, and measure the peak anew, where the system can."""
+    """Give back memory that the phase before has freed, and begin to measure the peak again, where the system can."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc

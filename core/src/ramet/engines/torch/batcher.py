@@ -250,10 +250,10 @@ class TorchBatcher:
         for slot, sequence, token in zip(batch.slots, batch.sequences, tokens, strict=True):
             if sequence is not None:
                 events += self._take(sequence, token)
-            elif token < 0:  # it wrote after the end of the idle sequence in this slot, or at the end of the cache
+            elif token < 0 and slot in beside:  # it wrote at the end of the cache, and the prompt there stays
                 self._dirty = True
-                if slot not in beside:
-                    self._clean(slot)
+            elif token < 0:  # it wrote after the end of the idle sequence in this slot, or at the end of the cache
+                self._clean(slot)
         self._counters.add(decode_steps=1)
         return events
 
