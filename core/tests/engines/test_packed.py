@@ -23,9 +23,10 @@ CAN_PACK = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl
 needs_packing = pytest.mark.skipif(not CAN_PACK, reason="this build of torch has no packed linear layers")
 
 
-def model(kind: str) -> PreTrainedModel:
+def model(kind: str, *, tied: bool = False) -> PreTrainedModel:
     torch.manual_seed(1)
-    made = LlamaForCausalLM(LlamaConfig(**SIZES)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    sizes = {**SIZES, "tie_word_embeddings": tied}
+    made = LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**sizes))
     for name, parameter in made.named_parameters():
         torch.nn.init.normal_(parameter, std=0.3 if "proj" in name else 1.0)  # biases of Qwen2 too
     return made.eval()
@@ -48,7 +49,7 @@ def test_packed_weights_give_the_same_logits_also_after_new_weights(kind: str, m
     plain = Forward(model(kind), slots=8, max_tokens=64)
     fast = Forward(model(kind), slots=8, max_tokens=64, pack=True)
     n_linear = sum(isinstance(module, torch.nn.Linear) for module in fast.model.modules())
-    assert len(fast._packed) == n_linear == 15 and plain._packed == []
+    assert len(fast._packed) == n_linear == 15 and plain._packed == {}
     first = logits(plain)
     torch.testing.assert_close(logits(fast), first, rtol=1e-4, atol=1e-4)
     new = [(name, 0.5 * weight) for name, weight in plain.model.state_dict().items()]
@@ -58,10 +59,34 @@ def test_packed_weights_give_the_same_logits_also_after_new_weights(kind: str, m
     assert not torch.allclose(logits(fast), first, atol=0.1)
 
 
-def test_small_models_and_other_types_are_not_packed(monkeypatch) -> None:
-    assert Forward(model("llama"), slots=8, max_tokens=64, pack=True)._packed == []
+@needs_packing
+@pytest.mark.parametrize("tied", [False, True])
+def test_plain_numbers_are_kept_of_what_is_an_embedding_too(tied: bool, monkeypatch) -> None:
+    """And names and shapes of all: an update that does not fit changes nothing, one that does everything."""
     monkeypatch.setattr(packed, "MIN_PARAMETERS", 0)
-    assert Forward(model("llama").bfloat16(), slots=8, max_tokens=64, pack=True)._packed == []
+    fast = Forward(model("llama", tied=tied), slots=8, max_tokens=64, pack=True)
+    plain = Forward(model("llama", tied=tied), slots=8, max_tokens=64)
+    kept = {name for name, weight in fast.model.named_parameters() if not weight.is_meta}
+    assert kept == {
+        name for name in dict(plain.model.named_parameters()) if "proj" not in name and "lm_head" not in name
+    }
+    before, runner = logits(fast), ModelRunner(fast, deterministic=False)
+    new = {name: 0.5 * weight for name, weight in plain.model.named_parameters()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    for wrong in ({**new, name: torch.zeros(3, 3)}, {key: new[key] for key in new if key != name}):
+        with pytest.raises(ValueError, match=name):
+            runner.load(list(wrong.items()))
+        assert torch.equal(logits(fast), before)
+    runner.load(list(new.items()))
+    ModelRunner(plain, deterministic=False).load(list(new.items()))
+    torch.testing.assert_close(logits(fast), logits(plain), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(fast), before, atol=0.1)
+
+
+def test_small_models_and_other_types_are_not_packed(monkeypatch) -> None:
+    assert Forward(model("llama"), slots=8, max_tokens=64, pack=True)._packed == {}
+    monkeypatch.setattr(packed, "MIN_PARAMETERS", 0)
+    assert Forward(model("llama").bfloat16(), slots=8, max_tokens=64, pack=True)._packed == {}
 
 
 @needs_packing
@@ -82,5 +107,5 @@ def test_products_that_are_wrong_are_not_used(monkeypatch, caplog) -> None:
     monkeypatch.setattr(packed, "MIN_PARAMETERS", 0)
     monkeypatch.setattr(packed.PackedLinear, "__call__", lambda self, x: x @ self.layer.weight.T + 1)
     with caplog.at_level("INFO"):
-        assert Forward(model("llama"), slots=8, max_tokens=64, pack=True)._packed == []
+        assert Forward(model("llama"), slots=8, max_tokens=64, pack=True)._packed == {}
     assert "wrong on this machine" in caplog.text

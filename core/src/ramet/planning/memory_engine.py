@@ -73,8 +73,8 @@ def token_bytes(config: Config, shape: ModelShape) -> int:
 
 def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape, *, cuda: bool) -> EngineMemory:
     """Cache: slots * the longest sequence, rounded up. Work: float32 logits of all slots three times, the scores of a
-    decode step, and three of the MLP's products for the tokens of one prefill. On a CPU it packs a second copy of
-    float32 weights.
+    decode step, and three of the MLP's products for the tokens of one prefill. On a CPU it packs float32 weights, and
+    keeps those of an embedding beside those of the output head that is tied to it.
     """
     most = options.max_tokens or longest_sequence(config)
     each = token_bytes(config, shape)
@@ -82,8 +82,9 @@ def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape, *, cud
     decode = options.slots * (12 * shape.vocab + (4 + _size(config)) * shape.heads * most)
     prefill = options.prefill_tokens * 3 * shape.intermediate * _size(config)
     weights = _weights(config, shape)
-    if not cuda and not config.run.deterministic and _size(config) == 4 and shape.n_parameters >= MIN_PARAMETERS:
-        weights *= 2  # engines/torch/packed.py
+    packs = not cuda and not config.run.deterministic and _size(config) == 4 and shape.n_parameters >= MIN_PARAMETERS
+    if packs and shape.tied:
+        weights += 4 * shape.vocab * shape.hidden  # engines/torch/packed.py
     parts = {ENGINE_WEIGHTS: weights, CACHE: cache, WORK: max(decode, prefill)}
     own_process = cuda and config.cluster.name != "local"
     context = CUDA_CONTEXT if own_process else 0

@@ -88,7 +88,7 @@ class Forward:
         )
         self._positions = torch.arange(self.cache.length, device=self.device)
         self._cos, self._sin = self._rotary_tables(weight)
-        self._packed = pack_linears(model) if pack else []
+        self._packed = pack_linears(model) if pack else {}
 
     def decode(
         self,
@@ -121,10 +121,13 @@ class Forward:
         seen = self._positions[:length] <= positions[:, :, None]
         return TokenBlock(tokens, positions, slots, slots, seen[:, None])
 
-    def use_new_weights(self) -> None:
-        """Call after the model's weights have changed."""
-        for layer in self._packed:
-            layer.pack()
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        """Take new weights that fit the model."""
+        parameters, given = self.model.state_dict(keep_vars=True), dict(weights)
+        for name, new in weights:
+            parameters[name].copy_(new)  # no numbers where only the packed copy has some
+        for name, layer in self._packed.items():
+            layer.pack(given.get(name, layer.layer.weight))  # a tied output head may be given as the embedding
 
     def length(self, tokens: int) -> int:
         """How many cached positions to look at for sequences of so many tokens."""

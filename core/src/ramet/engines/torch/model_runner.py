@@ -232,10 +232,7 @@ class ModelRunner:
     def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
         check_weights(self._forward.model, weights)
-        parameters = self._forward.model.state_dict(keep_vars=True)
-        for name, new in weights:
-            parameters[name].copy_(new)
-        self._forward.use_new_weights()
+        self._forward.load(weights)
 
     def clear(self, slot: int, start: int) -> None:
         """Remove what is not finite from a slot, whose sequence is `start` tokens long now."""

@@ -19,14 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class PackedLinear:
-    """What a linear layer computes, from a packed copy of its weight. Call `pack` after each change of the weight."""
+    """What a linear layer computes, from a packed copy of its weight."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
-        self.pack()
+        self.pack(layer.weight)
 
-    def pack(self) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(self.layer.weight.detach(), ROWS)
+    def pack(self, weight: Tensor) -> None:
+        plain = weight.detach().to("cpu", torch.float32)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(plain, ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self.layer.bias, "none", [], "")
@@ -34,21 +35,31 @@ class PackedLinear:
 
 
 @torch.no_grad()
-def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Let the model's linear layers compute with packed weights, which take the memory of the weights once more.
+def pack_linears(model: nn.Module) -> dict[str, PackedLinear]:
+    """Let the model's linear layers compute with packed weights.
 
-    Returns them; none for small models, other devices and types than float32 on a CPU, and where torch cannot do it.
+    Their parameters keep name and shape, without numbers (`meta`), but for one that is an embedding too. Returns the
+    layers by the names of their weights; none for small models, other devices and types than float32 on a CPU, and
+    where torch cannot do it.
     """
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    layers = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    weights = [layer.weight for layer in layers.values()]
     is_small = sum(parameter.numel() for parameter in model.parameters()) < MIN_PARAMETERS
-    if is_small or any(layer.weight.device.type != "cpu" or layer.weight.dtype != torch.float32 for layer in layers):
-        return []
-    if (problem := _problem(layers[0])) is not None:
+    if is_small or any(weight.device.type != "cpu" or weight.dtype != torch.float32 for weight in weights):
+        return {}
+    if (problem := _problem(next(iter(layers.values())))) is not None:
         logger.info("the engine torch computes without packed weights: %s", problem)
-        return []
-    packed = [PackedLinear(layer) for layer in layers]
-    for one in packed:
-        setattr(one.layer, "forward", one.__call__)  # noqa: B010 (mypy refuses to assign a method)
+        return {}
+    shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    packed = {}
+    for name, layer in layers.items():
+        packed[f"{name}.weight"] = one = PackedLinear(layer)
+        setattr(layer, "forward", one.__call__)  # noqa: B010 (mypy refuses to assign a method)
+        if id(layer.weight) not in shared:
+            layer.weight = nn.Parameter(layer.weight.to("meta"), requires_grad=False)
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.clone()  # a part of the file that was read keeps all of it in memory
     return packed
 
 
