@@ -86,6 +86,26 @@ def test_instances_of_a_recipe_can_be_chosen_by_name(tmp_path: Path) -> None:
     assert problem.startswith("benchmarks: no 'hold'.")
 
 
+def test_a_choice_leaves_out_what_a_recipe_sets_options_of(tmp_path: Path) -> None:
+    file = tmp_path / "experiment/mine.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        "# @package _global_\ndefaults:\n  - override /tools: [python]\n  - override /benchmarks: [arithmetic]\n"
+        "tools:\n  python: {timeout_s: 7}\nbenchmarks:\n  arithmetic: {limit: 3}\n"
+    )
+
+    def chosen(*more: str) -> tuple[list[str], list[str]]:
+        config = compose([MODEL, "experiment=mine", *more], job="eval", config_dir=tmp_path).config
+        return list(config.tools), list(config.benchmarks)
+
+    assert chosen() == (["python"], ["arithmetic"])
+    assert chosen("tools=[]") == ([], ["arithmetic"])
+    assert chosen("tools=echo") == (["echo"], ["arithmetic"])
+    assert chosen("tools=[]", "tools.big.use=python") == (["big"], ["arithmetic"])
+    assert chosen("benchmarks=[a]", "benchmarks.a.use=arithmetic") == (["python"], ["a"])
+    assert tools("experiment=mine", "tools=[python]", config_dir=tmp_path)["python"].timeout_s == 7
+
+
 def test_the_record_says_what_an_instance_is() -> None:
     text = compose([MODEL, "tools.big.use=python"], job="train").text
     assert "tools:\n  big:\n" in text and "    use: python\n" in text

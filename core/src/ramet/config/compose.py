@@ -7,7 +7,7 @@ Hydra turns choices (`branch_policy=arpo`, `algorithm=arpo`, `experiment=…`) i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +121,8 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     for group, problems in _choose_written(tree, aside, catalog).items():
         wrong[group] = problems
         request.problems += problems
+    chosen = {group.name for group in COMPONENTS if group.many and group.name in request.choices.keys() - wrong.keys()}
+    _leave_out_unchosen(tree, chosen, usable)
     usable_settings = [s for s in request.settings.values() if s.section not in wrong]
     uses = {s.key.removesuffix(".use"): s for s in usable_settings if INSTANCE.fullmatch(s.key)}
     bad = add_instances(tree, catalog, {path: None if s.value is None else s.text for path, s in uses.items()})
@@ -172,6 +174,20 @@ def _choose_written(
             for name in (name for name in written if name not in kept):
                 del tree[group][name]
     return wrong
+
+
+def _leave_out_unchosen(tree: DictConfig, groups: Set[str], usable: Sequence[str]) -> None:
+    """Leave out what a recipe only sets options of where the user chose another list: with `tools=[]` there is none."""
+    named = {(group, name) for group in groups for name in tree[group] if tree[group][name].use is None}
+    if not named:
+        return
+    for layer in layers_of(usable)[0]:
+        group, _, name = layer.package.partition(".")
+        if layer.name.startswith(f"{group}/"):  # a choice, by the name of a plugin or of a user's file
+            named -= {(group, name)} if name else {(group, str(each)) for each in layer.config}
+    for group, name in named:
+        with open_dict(tree):
+            del tree[group][name]
 
 
 def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:
