@@ -69,14 +69,21 @@ def machine() -> dict[str, Any]:
 
 
 def write_results(
-    name: str, settings: dict[str, Any], runs: list[dict[str, Any]], summary: dict[str, Any], made_by: str | None = None
+    name: str,
+    settings: dict[str, Any],
+    runs: list[dict[str, Any]],
+    summary: dict[str, Any],
+    made_by: str | None = None,
+    folder: Path | None = None,
 ) -> Path:
     """Replace `results/NAME.json`. `runs` are the raw numbers in the order in which they were measured, one a line.
 
-    `made_by`: the commit that they were measured with, where that was another than this.
+    `made_by`: the commit that they were measured with, where that was another than this. `folder`: where else
+    the file is to be.
     """
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = folder or RESULTS
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     content = {
         "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -8,5 +8,5 @@ for folder in bench/*/; do
 	case $name in results | gpu) continue ;; esac # gpu: its imports are those of a bare image
 	own=:$folder
 	grep -qE "^from $name[. ]" "$folder"/*.py && own=
-	MYPYPATH=bench$own "${MYPY:-mypy}" --explicit-package-bases --no-error-summary "$folder"/*.py
+	MYPYPATH=bench$own:scripts/quickstart "${MYPY:-mypy}" --explicit-package-bases --no-error-summary "$folder"/*.py
 done

@@ -1,7 +1,8 @@
-"""The word problems of the quickstart with a real model, and where that model comes from."""
+"""The word problems of the quickstart with a real model and of bench/gsm8k, and where that model comes from."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import re
@@ -15,17 +16,24 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ramet import Task, ToolCall, Untrusted, user_prompt
+from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError
+from ramet.rollout.config import TagsConfig
+from ramet.rollout.steps.tags import Tags
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "quickstart"
-MODULES = [path.stem for path in SCRIPT.glob("*.py") if path.stem != "__main__"]
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = (ROOT / "scripts" / "quickstart", ROOT / "bench" / "gsm8k")
+QUESTIONS = ROOT.parent / "shared" / "data" / "eval" / "gsm8k" / "test.jsonl"
+MODULES = [path.stem for folder in FOLDERS for path in folder.glob("*.py") if path.stem != "__main__"]
 CALL = re.compile(r"<python>([^<]*)</python> <result>\n(\d+)\n</result>")
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """`load(name)`: a module of the script, whose names are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(SCRIPT))
+    """`load(name)`: a module of the script or of the bench, whose names are forgotten afterwards."""
+    for folder in FOLDERS:
+        monkeypatch.syspath_prepend(str(folder))
     kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     yield importlib.import_module
     for name in MODULES:
@@ -36,6 +44,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 @pytest.fixture
 def words(load) -> ModuleType:
     return load("word_problems")
+
+
+@pytest.fixture
+def stories(load) -> ModuleType:
+    return load("problems")
 
 
 def written(words: ModuleType, folder: Path, seed: int) -> dict[str, list[dict]]:
@@ -83,6 +96,58 @@ def test_no_problem_is_in_two_files_and_held_out_ones_are_the_same_for_every_see
     assert one["rl"] != two["rl"] and one["sft"] != two["sft"]
     asked = [row.get("prompt") or row["conversations"][0]["value"] for rows in one.values() for row in rows]
     assert len(set(asked)) == len(asked) == 300 + 120 + 400 + 48 + 24
+
+
+def test_traces_of_the_benchs_stories_hold_what_the_tool_returns_and_end_in_the_answer(stories) -> None:
+    random, step, computed = Random(3), Tags(TagsConfig()), {}
+    for story in stories.STORIES:
+        for problem in [stories.draw(story, random) for _ in range(4)]:
+            text = stories.trace(problem)
+            assert 2 <= len(problem.results) <= 4 and min(problem.results) > 0
+            assert text.endswith(f"<answer>{problem.results[-1]}</answer>")
+            assert step.check_trace(text, ["python"]).fault is None
+            results = [part.text for part in step.read(text, ["python"]) if isinstance(part, Untrusted)]
+            assert list(map(float, results)) == list(problem.results)
+            computed |= dict(zip(problem.expressions, results, strict=True))
+    assert tool_results(list(computed)) == list(computed.values())
+
+
+def tool_results(programs: list[str]) -> list[str]:
+    """What the real tool returns."""
+    tools_python = pytest.importorskip("ramet_tools_python.tool")
+    config = importlib.import_module("ramet_tools_python.config").PythonConfig(preload=[])
+
+    async def run() -> list[str]:
+        tool = tools_python.PythonTool(config)
+        try:
+            return [(await tool(ToolCall(name="python", arguments={"code": code}))).text for code in programs]
+        finally:
+            await tool.aclose()
+
+    return asyncio.run(run())
+
+
+def test_no_story_is_in_two_files_of_the_bench_and_both_wordings_occur(stories, tmp_path: Path) -> None:
+    made = stories.write(tmp_path, 1)
+    files = {path.stem: [json.loads(line) for line in path.open()] for path in tmp_path.iterdir()}
+    assert {name: len(rows) for name, rows in files.items()} == stories.SIZES
+    asked = [row.get("prompt") or row["conversations"][0]["value"] for rows in files.values() for row in rows]
+    assert sorted(asked) == sorted({problem.text for problem in made})
+    ways = [as_pattern(text) for story in stories.STORIES for text in story.texts]
+    assert [way.pattern for way in ways if not any(map(way.fullmatch, asked))] == []
+
+
+@pytest.mark.skipif(not QUESTIONS.is_file(), reason="needs ../shared/data/eval/gsm8k")
+def test_no_story_is_like_a_question_of_gsm8k(stories, tmp_path: Path) -> None:
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    questions = [tasked(json.loads(line)["question"]) for line in lines]
+    made = [tasked(problem.text) for problem in stories.write(tmp_path, 1)]
+    assert overlaps(questions, made) == []
+    assert len(overlaps(questions, [*made, *questions[:2]])) == 2
+
+
+def tasked(text: str) -> Task:
+    return Task(id=text, prompt=user_prompt(text))
 
 
 def test_a_wheel_with_another_hash_is_refused(load, tmp_path: Path) -> None:

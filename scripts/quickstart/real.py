@@ -136,7 +136,7 @@ class RealQuickstart:
                 folders.data.mkdir()
                 word_problems.write(folders.data, self.options.seed)
             with phases("sft", f"SFT on {word_problems.SFT_PROBLEMS} traces, until the held-out loss was lowest"):
-                losses = self._sft(first)
+                losses = self.sft_passes(first)
             before = folders.inputs / "sft/model"
             with phases("measure_before", "measuring the model after SFT"):
                 was = self._measure_both(before)
@@ -195,14 +195,14 @@ class RealQuickstart:
             logger.error("not reached: the interval of RL - SFT contains 0")
         return 0 if low > 0 else 1
 
-    def _sft(self, first: Path) -> list[float]:
-        """Passes over the traces, each from the model of the last, until the held-out loss rises; the best one stays.
+    def sft_passes(self, first: Path, most: int = ROUNDS) -> list[float]:
+        """Train over the traces, each pass from the model of the last, until the held-out loss rises; the best stays.
 
-        Returns the held-out losses, that of the first model too.
+        Returns the held-out losses, that of the first model too. bench/gsm8k calls this with traces of its own.
         """
         folders = self.folders
         losses, best, model = [self._held_out_loss(first)], None, first
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, most + 1):
             found = sft.run(self._pass(model, f"sft-{number}", number))
             losses.append(self._held_out_loss(found.model))
             logger.info("held-out loss after %d passes: %.4f", number, losses[-1])
