@@ -10,10 +10,10 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import re
 import shlex
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -161,10 +161,12 @@ class RealQuickstart:
         summary = folders.run / "summary.json"
         if not summary.is_file():
             raise ConfigError(f"{folders.run}: no finished quickstart to prove; run it without --proof first")
-        seconds = json.loads(summary.read_text(encoding="utf-8"))["seconds_by_phase"]["rl"]
+        taught = json.loads(summary.read_text(encoding="utf-8"))
+        seconds, passes = taught["seconds_by_phase"], len(taught["losses"]) - 1
+        passes_of_rl = math.ceil(seconds["rl"] / (seconds["sft"] / passes))
         before, after, others = folders.inputs / "sft/model", folders.run / "model", folders.data / "other_forms.jsonl"
-        with phases("continued_sft", f"SFT continued for the {seconds:.0f} s that RL took"):
-            continued = self._continue_sft(before, seconds)
+        with phases("continued_sft", f"SFT continued for {passes_of_rl} passes, which take the time that RL took"):
+            continued = self._continue_sft(before, passes_of_rl)
         number = self.options.problems or PROOF_PROBLEMS
         with phases("measure", f"measuring four settings on {number} problems, and other forms"):
             test = folders.data / "test.jsonl"
@@ -181,7 +183,8 @@ class RealQuickstart:
             "RL - SFT continued": _difference(found["SFT continued"], found["after RL"]),
             "other forms, RL - SFT": _difference(found["other forms, after SFT"], found["other forms, after RL"]),
         }
-        self._write("proof.json", {"measured": _plain(found), "differences": _estimates(pairs)}, phases)
+        body = {"sft_continued_passes": passes_of_rl, "measured": _plain(found), "differences": _estimates(pairs)}
+        self._write("proof.json", body, phases)
         table = Table(title=f"{number} held-out problems × {SAMPLES} samples, seed {self.options.seed}")
         for column in ("", "accuracy", "valid tool use", "calls"):
             table.add_column(column, no_wrap=True, justify="right" if column else "left")
@@ -217,13 +220,11 @@ class RealQuickstart:
         best.run.rename(folders.inputs / "sft")
         return losses
 
-    def _continue_sft(self, model: Path, seconds: float) -> Path:
-        """The last pass may take longer; SFT gets at least as much time as RL had."""
+    def _continue_sft(self, model: Path, passes: int) -> Path:
         for old in self.folders.inputs.glob("continued-*"):
             shutil.rmtree(old)
-        ends, number, last = time.monotonic() + seconds, 0, None
-        while time.monotonic() < ends:
-            number += 1
+        last = None
+        for number in range(1, passes + 1):
             found = sft.run(self._pass(model, f"continued-{number}", 100 + number))
             if last is not None:
                 shutil.rmtree(last)
