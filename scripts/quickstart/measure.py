@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ from ramet.models.loading import build_encoder
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 
 SAMPLES = 4  # rollouts per problem at temperature 1
+SILENT_S = 20.0  # at most, while groups finish
+
+logger = logging.getLogger("ramet.quickstart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,16 @@ async def play(rollouts: LocalRollouts, tasks: Sequence[Task], *, size: int, tem
     plan = RolloutPlan(
         group_size=size, temperature=temperature, top_p=1.0, top_k=0, branch=False, salt=f"measure:{temperature}"
     )
-    groups: list[Group] = await rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan))
+    done, said = 0, time.monotonic()
+
+    def report(_: Group) -> None:
+        nonlocal done, said
+        done += 1
+        if time.monotonic() - said > SILENT_S:
+            said = time.monotonic()
+            logger.info("%d of %d problems", done, len(tasks))
+
+    groups: list[Group] = await rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan), on_group=report)
     masked = [r for group in groups for r in group.rollouts if not r.valid]
     if masked:
         raise RuntimeError(f"{len(masked)} rollouts were masked: {masked[0].fault}")

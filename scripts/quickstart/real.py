@@ -14,10 +14,11 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import smollm2
 import torch
@@ -170,14 +171,14 @@ class RealQuickstart:
         number = self.options.problems or PROOF_PROBLEMS
         with phases("measure", f"measuring four settings on {number} problems, and other forms"):
             test = folders.data / "test.jsonl"
-            found = {
-                "after SFT": self._measure(before, test, number),
-                "after RL": self._measure(after, test, number),
-                "SFT continued": self._measure(continued, test, number),
-                "after RL, without the tool": self._measure(after, test, number, "tools=[]"),
-                "other forms, after SFT": self._measure(before, others, self.options.problems),
-                "other forms, after RL": self._measure(after, others, self.options.problems),
-            }
+            found = self._measure_all({
+                "after SFT": (before, test, number),
+                "after RL": (after, test, number),
+                "SFT continued": (continued, test, number),
+                "after RL, without the tool": (after, test, number, "tools=[]"),
+                "other forms, after SFT": (before, others, self.options.problems),
+                "other forms, after RL": (after, others, self.options.problems),
+            })  # fmt: skip
         pairs = {
             "RL - SFT": _difference(found["after SFT"], found["after RL"]),
             "RL - SFT continued": _difference(found["SFT continued"], found["after RL"]),
@@ -250,13 +251,18 @@ class RealQuickstart:
 
     def _measure_both(self, model: Path) -> dict[str, Measured]:
         data, number = self.folders.data, self.options.problems
-        measured = {
-            "held out": self._measure(model, data / "test.jsonl", number or PROBLEMS),
-            "other forms": self._measure(model, data / "other_forms.jsonl", min(number or OTHER, OTHER)),
-        }
-        for name, one in measured.items():
+        return self._measure_all({
+            "held out": (model, data / "test.jsonl", number or PROBLEMS),
+            "other forms": (model, data / "other_forms.jsonl", min(number or OTHER, OTHER)),
+        })  # fmt: skip
+
+    def _measure_all(self, settings: Mapping[str, tuple[Any, ...]]) -> dict[str, Measured]:
+        """Setting -> what `_measure` is given."""
+        found = {}
+        for name, given in settings.items():
+            found[name] = one = self._measure(*given)
             logger.info("%s: accuracy %s, valid tool use %.0f%%", name, _text(one.estimate), 100 * one.valid_tool_use)
-        return measured
+        return found
 
     def _measure(self, model: Path, file: Path, number: int | None, *more: str) -> Measured:
         config = self.compose("train", model, *more).config

@@ -171,8 +171,7 @@ class RolloutWorker:
 
     async def _run_group(self, job: GroupJob, share: Share, tasks: asyncio.TaskGroup) -> Group:
         plan = share.plan
-        with self.watchdog.wait(f"admission of task {job.name}, step {job.step}"):
-            await self._admission.enter(plan.group_size)
+        await self._admission.enter(plan.group_size)  # the watchdog has what the admitted ones wait for
         n_unreleased = plan.group_size
 
         def release(keys: Sequence[str]) -> None:

@@ -52,7 +52,8 @@ def _draw(panel: Axes, name: str, curve: Curve, x: str) -> None:
     panel.grid(True, axis="y", color=GRID, linewidth=0.7, zorder=0)
     panel.margins(x=0.03, y=0.12)
     panel.tick_params(labelsize=8, colors=INK, length=0)
-    panel.locator_params(axis="both", nbins=5)
+    panel.locator_params(axis="y", nbins=5)
+    panel.locator_params(axis="x", nbins=5, integer=all(a.is_integer() for a in map(float, xs)))
     panel.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useOffset=False)
     panel.yaxis.get_offset_text().set_fontsize(8)
     for side in ("top", "right", "left"):
