@@ -94,7 +94,7 @@ REAL = Setting(
     tested=60,
     validated=64,
     trained=600,
-    shared_keys=("run.threads=2", "model.dtype=float32"),
+    shared_keys=("run.threads=1", "model.dtype=float32"),  # two processes at once, one on each core
     sft_keys=(
         "sft.sequences_per_step=4", "sft.trainer.warmup_ratio=0.1", "sft.max_tokens=256",
         "sft.max_microbatch_tokens=1024",
