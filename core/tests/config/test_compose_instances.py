@@ -104,6 +104,8 @@ def test_a_choice_leaves_out_what_a_recipe_sets_options_of(tmp_path: Path) -> No
     assert chosen("tools=[]", "tools.big.use=python") == (["big"], ["arithmetic"])
     assert chosen("benchmarks=[a]", "benchmarks.a.use=arithmetic") == (["python"], ["a"])
     assert tools("experiment=mine", "tools=[python]", config_dir=tmp_path)["python"].timeout_s == 7
+    file.write_text("# @package _global_\ntools:\n  big: {timeout_s: 9}\n")
+    assert tools("experiment=mine", "tools=[big]", "tools.big.use=python", config_dir=tmp_path)["big"].timeout_s == 9
 
 
 def test_the_record_says_what_an_instance_is() -> None:

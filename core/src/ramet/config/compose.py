@@ -121,12 +121,12 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     for group, problems in _choose_written(tree, aside, catalog).items():
         wrong[group] = problems
         request.problems += problems
-    chosen = {group.name for group in COMPONENTS if group.many and group.name in request.choices.keys() - wrong.keys()}
-    _leave_out_unchosen(tree, chosen, usable)
     usable_settings = [s for s in request.settings.values() if s.section not in wrong]
     uses = {s.key.removesuffix(".use"): s for s in usable_settings if INSTANCE.fullmatch(s.key)}
     bad = add_instances(tree, catalog, {path: None if s.value is None else s.text for path, s in uses.items()})
     request.problems += bad
+    chosen = {group.name for group in COMPONENTS if group.many and group.name in request.choices.keys() - wrong.keys()}
+    _leave_out_unchosen(tree, chosen, usable)
     unmade = tuple(f"{path}." for path in uses if bad and OmegaConf.select(tree, path) is None)
     rest = [s for s in usable_settings if not INSTANCE.fullmatch(s.key) and not s.key.startswith(unmade)]
     request.problems += apply_settings(tree, rest, request.job)
