@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 
 from data import call
+from word_problems import Problem
 
 SIZES = {"sft": 240, "sft_held_out": 60, "rl": 100, "generated": 40}  # problems by file; no problem is in two
 TRACES = ("sft", "sft_held_out")  # files with traces; the others have tasks
@@ -34,14 +35,6 @@ class Story:
     texts: tuple[str, str]
     draws: Mapping[str, Sequence[int]]
     steps: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    text: str
-    words: tuple[str, ...]  # of the steps
-    expressions: tuple[str, ...]
-    results: tuple[int, ...]
 
 
 STORIES = (

@@ -257,7 +257,7 @@ class RealQuickstart:
         })  # fmt: skip
 
     def _measure_all(self, settings: Mapping[str, tuple[Any, ...]]) -> dict[str, Measured]:
-        """Setting -> what `_measure` is given."""
+        """Measure in each setting, which is what `_measure` is given, and say what came out."""
         found = {}
         for name, given in settings.items():
             found[name] = one = self._measure(*given)
