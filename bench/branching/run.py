@@ -1,7 +1,7 @@
 """Whether entropy branching helps: the same training from the same SFT checkpoint with different branch policies.
 
     python bench/branching/run.py [--kinds sums hops] [--arms none none6 arpo] [--seeds 10] [--first 11] [--steps 18]
-    python bench/branching/run.py --kinds people
+    python bench/branching/run.py --kinds people [--set model.device=cuda]
     python bench/branching/run.py --collect
     python bench/branching/report.py
 
@@ -9,7 +9,7 @@ Two kinds of task for a tiny model (hops.py, sums.py) and one for a real one (pe
 arms of a seed have the same checkpoint, tasks and budget of rollouts. What is finished is kept in `--work` and skipped,
 so the same command again continues where it was; a run that was interrupted begins again, and a seed of another setting
 is refused. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
-`bench/results/`, from which `report.py` makes tables and plots. All arms of a seed come before the next seed, so what
+`bench/results/`, from which `report.py` makes tables and plots; it needs the same options. All arms of a seed come before the next seed, so what
 is finished at any time compares them within seeds.
 """
 
@@ -46,11 +46,11 @@ COMPARED = {
 def main() -> None:
     options = _options()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    if options.collect:
-        for name in dict.fromkeys(KINDS[kind].setting.results for kind in options.kinds):
-            print(f"raw numbers in {collect(options.work, name, options.kinds)}")
-        return
     kinds = [_changed(KINDS[kind], options) for kind in options.kinds]
+    if options.collect:
+        for name in dict.fromkeys(kind.setting.results for kind in kinds):
+            print(f"raw numbers in {collect(options.work, name, kinds)}")
+        return
     for offset in range(max(kind.setting.seeds for kind in kinds)):
         for kind in (one for one in kinds if offset < one.setting.seeds):
             for arm in options.arms or COMPARED[kind.name]:
@@ -87,19 +87,18 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
             yield True
 
 
-def collect(work: Path, name: str, kinds: Sequence[str]) -> Path:
+def collect(work: Path, name: str, kinds: Sequence[TaskKind]) -> Path:
     """Seeds of which all arms are finished, in the results of this name: by kind, arm and seed."""
     runs: list[dict[str, Any]] = []
-    tasks = 0
-    for kind in (KINDS[one] for one in kinds if KINDS[one].setting.results == name):
-        tasks = kind.setting.tasks
+    settings: dict[str, Any] = {"group_size": GROUP, "arms": ARMS}
+    for kind in (one for one in kinds if one.setting.results == name):
+        settings |= {"tasks_per_step": kind.setting.tasks, "shared_keys": kind.setting.shared_keys}
         folders = [work / kind.name / f"seed{kind.setting.first + offset}" for offset in range(kind.setting.seeds)]
         files = [[folder / f"{arm}.json" for arm in COMPARED[kind.name]] for folder in folders]
         whole = [of_seed for of_seed in files if all(file.is_file() for file in of_seed)]
         for seed in {of_seed[0].parent for of_seed in whole}:
             check_setting(seed, kind)
         runs += [_finished(file, kind) for of_arm in zip(*whole, strict=True) for file in of_arm]
-    settings = {"group_size": GROUP, "tasks_per_step": tasks, "arms": ARMS}
     commits = " ".join(sorted({run["commit"] for run in runs}))
     return write_results(name, settings, runs, {}, made_by=commits)
 
@@ -120,7 +119,8 @@ def _changed(kind: TaskKind, options: argparse.Namespace) -> TaskKind:
             sys.exit(f"--sft: {kind.name} has {len(phases)} phases of SFT, and {options.sft} are given")
         phases = tuple(replace(phase, traces=n) for phase, n in zip(phases, options.sft, strict=True))
     given = {name: value for name in ("steps", "first", "seeds") if (value := getattr(options, name)) is not None}
-    return replace(kind, setting=replace(setting, phases=phases, **given))
+    keys = (*setting.shared_keys, *options.set)
+    return replace(kind, setting=replace(setting, phases=phases, shared_keys=keys, **given))
 
 
 def _options() -> argparse.Namespace:
@@ -131,6 +131,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, help="of the seeds (default: the kind's)")
     parser.add_argument("--steps", type=int, help="of training (default: the kind's)")
     parser.add_argument("--sft", type=int, nargs="+", help="traces of its phases (default: the kind's)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of SFT and training, as model.device")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/branching", help="default: runs/branching")
     parser.add_argument("--collect", action="store_true", help="only gather what is finished")
     return parser.parse_args()

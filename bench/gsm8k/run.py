@@ -1,6 +1,6 @@
 """SmolLM2-135M on GSM8K: before SFT, after SFT on generated problems of that kind, and after RL on others of these.
 
-    python bench/gsm8k/run.py [--engine vllm] [--questions-from FILE]
+    python bench/gsm8k/run.py [--engine vllm] [--questions-from FILE] [--set model.device=cuda]
     python bench/gsm8k/run.py --smoke [--questions-from FILE]
 
 Questions are the first 200 of the test split, which come from the hub unless FILE has them in the published form. The
@@ -96,6 +96,7 @@ class Bench:
             keys.append("engine.params.kv_cache_bytes=2147483648")  # 64 sequences
         if options.smoke:
             keys += ["train.tasks_per_step=1", "train.minibatches=1"]
+        keys += options.set
         teaching = argparse.Namespace(seed=options.seed, steps=options.steps, keys=keys)
         return cls(options, model, RealQuickstart(teaching, Folders(options.work, "rl")))
 
@@ -183,7 +184,7 @@ class Bench:
 
     def _evaluate(self, arm: Arm, setting: str) -> dict[str, Any]:
         place = (f"run.root={self.options.work}", f"run.name={arm.name}-{setting}")
-        keys = (*place, *self._measured(), *EVALUATION, *SAMPLING[setting], *arm.keys)
+        keys = (*place, *self._measured(), *EVALUATION, *SAMPLING[setting], *arm.keys, *self.options.set)
         result = api.run(self.teacher.compose("eval", arm.model, *keys))
         judge_pass.run(result.file, compose(list(LAST_NUMBER), job="judge"))
         body = with_verdicts(*load_results(result.file))
@@ -286,6 +287,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="default: SmolLM2, which is fetched")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--steps", type=_positive, help="of RL (default: the recipe's 12)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of SFT, RL and evaluation")
     parser.add_argument("--work", type=Path, help="default: runs/gsm8k, with --smoke runs/gsm8k-smoke")
     parser.add_argument("--smoke", action="store_true", help="every stage with few problems, 4 questions and one step")
     options = parser.parse_args()
