@@ -8,9 +8,9 @@
 Two kinds of task for a tiny model (hops.py, sums.py) and one for a real one (people.py, bench "branching_real"); all
 arms of a seed have the same checkpoint, tasks and budget of rollouts. What is finished is kept in `--work` and skipped,
 so the same command again continues where it was; a run that was interrupted begins again, and a seed of another setting
-is refused. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
-`bench/results/`, from which `report.py` makes tables and plots; it needs the same options. All arms of a seed come before the next seed, so what
-is finished at any time compares them within seeds.
+is refused. Several processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
+`bench/results/`, from which `report.py` makes tables and plots; it needs the same options. All arms of a seed come
+before the next seed, so what is finished at any time compares them within seeds.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, help="of the seeds (default: the kind's)")
     parser.add_argument("--steps", type=int, help="of training (default: the kind's)")
     parser.add_argument("--sft", type=int, nargs="+", help="traces of its phases (default: the kind's)")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of SFT and training, as model.device")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of SFT and training")
     parser.add_argument("--work", type=Path, default=ROOT / "runs/branching", help="default: runs/branching")
     parser.add_argument("--collect", action="store_true", help="only gather what is finished")
     return parser.parse_args()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import shutil
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from settings import GROUP, Phase
 from tasks import TaskKind, write
 
@@ -85,7 +87,9 @@ def train(folder: Path, kind: TaskKind, arm: str, seed: int) -> dict[str, Any]:
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
     training.run(compose(overrides, job="train"))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else platform.machine()
     numbers = {
+        "device": f"{device}, torch {torch.__version__}",
         "kind": kind.name, "arm": arm, "seed": seed, "steps": kind.setting.steps, "load": load,
         "wall_s": round(wall, 2), "cpu_s": round(cpu, 2),
         **curves(folder / arm),
