@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from ramet.config.schema import ClusterConfig, Config, ModelConfig, OldLogprobs, RolloutConfig, TrainConfig
-from ramet.train.dry_run import staleness_in_words
+from ramet.config.schema import (
+    ClusterConfig,
+    ComponentConfig,
+    Config,
+    ModelConfig,
+    OldLogprobs,
+    RolloutConfig,
+    TrainConfig,
+)
+from ramet.train.dry_run import engine_in_words, staleness_in_words
 
 
 @pytest.mark.parametrize(
@@ -50,3 +58,17 @@ def test_the_plan_says_that_there_is_no_room_to_play_ahead(cluster: ClusterConfi
     _, _, added = staleness_in_words(config).partition("\n")
     ahead = "groups begin ahead only as that step's end; more places would begin them earlier"
     assert added == (f"{said}{ahead}" if said else "")
+
+
+@pytest.mark.parametrize(
+    ("engine", "cuda", "said"),
+    [
+        ("torch", False, "torch; on a CPU vllm is no faster: "),
+        ("vllm", False, "vllm; on a CPU torch is no faster: "),
+        ("vllm", True, "vllm"),
+        ("mine", False, "mine"),
+    ],
+)
+def test_the_plan_says_how_the_engines_compare_on_a_cpu(engine: str, cuda: bool, said: str) -> None:
+    words = engine_in_words(Config(model=ModelConfig(path="m"), engine=ComponentConfig(name=engine)), cuda=cuda)
+    assert words[: len(said)] == said and ("tokens/s" in words) == said.endswith(": ")

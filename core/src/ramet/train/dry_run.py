@@ -49,6 +49,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "steps": _steps(config, prepared),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
+            "engine": engine_in_words(config, cuda=machine.cuda),
             "shared prefixes": shares_in_words(config, cuda=machine.cuda),
             "old logprobs": _old_logprobs(config, prepared.components),
             "staleness": staleness_in_words(config),
@@ -122,6 +123,17 @@ def _steps(config: Config, prepared: PreparedRun) -> str:
     updates = train.epochs * train.minibatches
     each = f"{train.tasks_per_step} tasks x {group} rollouts = {train.tasks_per_step * group:,} rollouts"
     return f"{prepared.total_steps}, each with {each} and {updates} optimiser step{'s' * (updates > 1)}"
+
+
+def engine_in_words(config: Config, *, cuda: bool) -> str:
+    """Say which, and on a CPU how `torch` and `vllm` compare there (bench/real_model)."""
+    if cuda or config.engine.name not in ("torch", "vllm"):
+        return config.engine.name
+    other = "torch" if config.engine.name == "vllm" else "vllm"
+    return (
+        f"{config.engine.name}; on a CPU {other} is no faster: with 135 million parameters and 24 rollouts at once "
+        "torch sampled 115 tokens/s and vllm 121, on two cores, and torch needed 2 GB less"
+    )
 
 
 def _old_logprobs(config: Config, components: Components) -> str:
