@@ -13,7 +13,7 @@ LIGHT := core/tests plugins tests/test_layers.py tests/test_requirements.py test
 	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test test-real dev light lint fmt coverage clean help
+.PHONY: quickstart test test-real test-recipes dev light lint fmt coverage clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
 
 test-real: $(VENV)/.dev  ## SmolLM2 under Ray with two ranks and vLLM: six minutes, 11 GB
 	$(BIN)/python bench/real_model/cluster.py
+
+test-recipes: $(VENV)/.dev  ## a tiny twin of every recipe: a step of its job on a CPU
+	$(PYTEST) --all-recipes tests/e2e/test_recipe_twins.py $(PYTEST_ARGS)
 
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
 

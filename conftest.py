@@ -23,6 +23,7 @@ LONGEST = (  # each takes about ten seconds or more
     "tests/e2e/test_ray_release.py",
     "core/tests/sft/test_torchrun.py",
     "tests/test_wheels.py",
+    "tests/test_recipes.py",
     "core/tests/engines/test_vllm_parallel.py",
     "core/tests/engines/test_vllm_engine.py",
     "tests/e2e/test_vllm_serve.py",
@@ -33,6 +34,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/cluster/test_ray_rollouts.py",
     "tests/e2e/test_published_data.py",
     "tests/e2e/test_quickstart.py",
+    "tests/e2e/test_recipe_twins.py",
     "tests/e2e/test_smollm2.py",
     "tests/e2e/test_real_quickstart.py",
     "tests/test_real_quickstart.py",
@@ -48,6 +50,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/policy/test_state.py",
     "tests/faults/test_resume.py",
     "tests/e2e/test_sweep.py",
+    "tests/e2e/test_hub.py",
     "tests/test_bench_gpu.py",
     "tests/test_bench_branching.py",
     "core/tests/policy/test_ranks.py",
@@ -157,6 +160,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--published", action="store_true", help="only tests that need published data in ../shared")
+    parser.addoption("--all-recipes", action="store_true", help="a tiny twin of every recipe, not of each kind of job")
 
 
 def needs_published(item: pytest.Item) -> bool:
@@ -167,6 +171,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--published"):
         config.hook.pytest_deselected(items=[item for item in items if not needs_published(item)])
         items[:] = [item for item in items if needs_published(item)]
+    if not config.getoption("--all-recipes"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("recipes")])
+        items[:] = [item for item in items if not item.get_closest_marker("recipes")]
     ranks = {str(ROOT / file): rank for rank, file in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
     for item in items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 import subprocess
@@ -34,12 +35,24 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        write_published(folder)
         for line in "".join(BLOCKS).replace("\\\n", " ").splitlines():
             if line.startswith("ramet "):
                 assert main(shlex.split(line)[1:]) == 0, line
             else:
                 subprocess.run(["bash", "-c", line], check=True)
         yield folder
+
+
+def write_published(folder: Path) -> None:
+    """Write outputs of ARPO's evaluation code, and the tasks that they answer."""
+    sample = {"input": "6 x 7?", "output": "<answer>42</answer>", "prediction": "42", "answer": "42"}
+    task = {"id": 60, "question": "6 x 7?", "answer": "42"}
+    outputs, tasks = folder / "outputs/aime24", folder / "evaluation/data/aime24"
+    outputs.mkdir(parents=True)
+    (outputs / "aime24_output_1.json").write_text(json.dumps([sample]))
+    tasks.mkdir(parents=True)
+    (tasks / "test.jsonl").write_text(json.dumps(task) + "\n")
 
 
 USERS = (  # hold names of the user's

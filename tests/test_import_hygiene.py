@@ -22,6 +22,8 @@ CODE = {
     "ramet play --help": RUN.format(arguments=["play", "--help"]),
     "ramet recipes": RUN.format(arguments=["recipes"]),
     "ramet completion --words train rollout.": RUN.format(arguments=["completion", "--words", "train", "rollout."]),
+    "what ramet pipeline forks": "import ramet.pipeline.job\n"
+    "from ramet.pipeline.stages import read_pipeline\nread_pipeline('quickstart', [])",
     "import ramet.testing": "from ramet.testing import check_branch_policy, check_reward, check_tool, echo_tool",
 }
 

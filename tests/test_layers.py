@@ -26,10 +26,10 @@ LAYERS = [
     UTILITIES,
     CONTRACT,
     {"conf", "config"},
-    {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "runs", "tracking"},
+    {"algorithms", "builtin", "data", "engines", "hub", "models", "policy", "rollout", "runs", "tracking"},
     {"components"},
     {"cluster", "planning"},
-    {"check", "doctor", "evaluate", "export", "play", "report", "scaffold", "sft", "train"},
+    {"check", "doctor", "evaluate", "export", "migrate", "pipeline", "play", "report", "scaffold", "sft", "train"},
     {"api"},
     {"__main__", "cli", "testing"},
 ]

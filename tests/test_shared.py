@@ -69,7 +69,7 @@ def test_a_test_that_looks_there_says_what_it_needs() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in files if path != Path(__file__)}
     looking = {path: text for path, text in texts.items() if LOOKS in text}
     assert looking
-    assert not [path for path, text in looking.items() if 'reason="needs ../shared/data/' not in text]
+    assert not [path for path, text in looking.items() if 'reason="needs ../shared/' not in text]
     assert not [path for path, text in texts.items() if "shared/golden" in text and path.name != "test_wheels.py"]
 
 

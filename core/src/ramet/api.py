@@ -159,8 +159,15 @@ def run(resolved: Resolved) -> Any:
             f"the configuration was changed after it was composed, and the run would record the old values; give the "
             f"new ones to compose: {'; '.join(changed)}"
         )
+    resolved = fetched(resolved)
     check_early(resolved)
     return importlib.import_module(JOBS[resolved.job]).run(resolved)
+
+
+def fetched(resolved: Resolved, *, weights: bool = True) -> Resolved:
+    """Return the configuration with local copies of what it names of the Hugging Face hub. Raises `ConfigErrors`."""
+    local: Resolved = importlib.import_module("ramet.runs.hub_inputs").fetched(resolved, weights=weights)
+    return local
 
 
 def check_early(resolved: Resolved) -> None:

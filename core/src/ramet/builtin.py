@@ -17,6 +17,7 @@ from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngi
 from ramet.plugins.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     EnvironmentConfig,
+    FromRowConfig,
     HermesConfig,
     McpConfig,
     NoBranchConfig,
@@ -77,6 +78,7 @@ def register_policy_losses(register: Register[PolicyLoss]) -> None:
 
 @hookimpl
 def register_tools(register: Register[Tool | ToolSet]) -> None:
+    register("from_row", "ramet.rollout.tools.from_row:FromRow", config=FromRowConfig)
     register("mcp", "ramet.rollout.tools.mcp:McpServer", config=McpConfig)
 
 

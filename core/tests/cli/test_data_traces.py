@@ -83,3 +83,18 @@ def test_the_home_of_nobody_is_no_file(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["data", "inspect", "~no-such-user/tasks.jsonl"]) == 1
     said = f"error: ~no-such-user/tasks.jsonl: no such file (working directory: {Path.cwd()})\n"
     assert capsys.readouterr().err == said
+
+
+def test_rows_of_a_named_set_are_counted_by_file_and_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "b"):
+        rows = [{"conversations": []}, trace(BROKEN), trace(f"<answer>{name}</answer>")]
+        (folder / f"{name}.json").write_text(json.dumps(rows))
+    entry = {"file_name": "folder", "formatting": "sharegpt", "num_samples": 8}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"both": entry}))
+    assert main(["data", "inspect", f"{tmp_path}/dataset_info.json:both"]) == 1
+    out = capsys.readouterr().out
+    assert "6: 4 traces for `ramet sft`, 2 malformed, 2 unreadable" in out
+    assert f"bad row     {folder}/a.json, row 2; {folder}/b.json, row 2: <result> is not closed" in out
+    assert "1 row repeats the conversation of an earlier one: rows 2, 2" in out

@@ -275,3 +275,26 @@ def test_a_step_whose_system_prompt_is_no_text_is_named(returned: object, proble
     task = Task(id="a", prompt=user_prompt("?"))
     with pytest.raises(PluginError, match=problem):
         make_prompt(task, Mute(), (), SystemPrompt.AUTO)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", ["tags", "hermes"])
+def test_an_instruction_comes_before_what_the_step_says(model: Path, step: str) -> None:
+    chosen = [f"rollout_step={step}", "rollout_step.tools_in_template=false", "rollout_step.instruction=Be brief."]
+
+    def system(rule: str, of: Task) -> str | None:
+        own = config(model, *chosen, f"rollout_step.system_prompt={rule}")
+        prompt = task_prompts(Components(own).step, own, tool_names(own))(of)
+        return next((message.content for message in prompt.messages if message.role == "system"), None)
+
+    plain, own = Task(id="t", prompt=user_prompt("q")), task(system="Own.")
+    of_step = Components(config(model, *chosen)).step.system_prompt(tool_names(config(model)).allowed(None))
+    assert system("auto", plain) == system("always", own) == f"Be brief.\n\n{of_step}"
+    assert system("auto", own) == system("never", own) == "Own."
+    assert system("append", own) == f"Own.\n\nBe brief.\n\n{of_step}"
+    assert system("never", plain) == "Be brief."
+
+
+def test_an_instruction_that_names_a_tool_that_does_not_exist_is_refused(model: Path) -> None:
+    [problem] = check_prompts(config(model, "rollout_step.instruction='Ask <search>…</search> first.'"))
+    assert problem.startswith("rollout_step.instruction: names tags of no configured tool: search; configured: calc")
+    assert check_prompts(config(model, "rollout_step.instruction='Ask <calc>…</calc> first.'")) == []

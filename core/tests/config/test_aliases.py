@@ -71,7 +71,7 @@ def test_no_key_of_ours_is_the_name_of_another() -> None:
         ("train", "actor_rollout_ref.rollout.tools.call_limit", "rollout.max_tool_calls"),
         ("train", "custom_reward_function.name", "rewards"),
         ("train", "trainer.test_freq", "train.eval_every"),
-        ("train", "actor_rollout_ref.actor.clip_ratio", "policy_loss.params.clip_low"),
+        ("train", "clip_ratio_low", "policy_loss.params.clip_low"),
         ("eval", "n_samples", "evaluate.k"),
         ("eval", "temperature", "evaluate.sampling.temperature"),
         ("sft", "learning_rate", "sft.lr"),
@@ -132,8 +132,31 @@ def test_what_the_job_would_refuse_is_not_suggested(problems: Problems) -> None:
 
 
 def test_a_section_of_others_is_no_slip_of_the_keyboard(problems: Problems) -> None:
-    for key in ("actor_rollout_ref.actor.use_dynamic_bsz", "trainer.critic_warmup"):
+    for key in ("trainer.no_such_key", "trainer.critic_warmup"):  # the latter is read with advantage=gae alone
         assert problems(MODEL, f"{key}=1") == [f"{key}: no such key. {sections('train')}"]
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "instead"),
+    [
+        ("train", "actor_rollout_ref.rollout.mode", "'rollout_step' or 'tools'"),
+        ("train", "reward.reward_manager.name", "'rewards'"),
+        ("train", "algorithm.use_kl_in_reward", "'train.kl_estimator'"),
+        ("sft", "warmup_ratio", "'sft.trainer.warmup_ratio'"),
+        ("sft", "gradient_accumulation_steps", "'sft.sequences_per_step'"),
+    ],
+)
+def test_the_hint_for_a_key_is_where_migrate_translates_it(
+    problems: Problems, job: str, key: str, instead: str
+) -> None:
+    [problem] = problems(MODEL, f"{key}=1", job=job)
+    assert problem.startswith(f"{key}: no such key. Did you mean {instead}? ")
+
+
+def test_a_key_without_counterpart_is_answered_with_the_reason(problems: Problems) -> None:
+    [problem] = problems(MODEL, "data.truncation=left")
+    why = "verl's key, without counterpart: longer prompts are left out and counted, never cut."
+    assert problem.startswith(f"data.truncation: no such key. {why} data has: train, ")
 
 
 def test_options_of_a_component_are_its_own(problems: Problems) -> None:

@@ -118,8 +118,8 @@ def test_the_record_says_what_an_instance_is() -> None:
     [
         (
             ["tools.big.use=pyhton", "tools.big.timeout_s=9"],
-            "tools.big.use: no 'pyhton'. Did you mean 'python'? Installed: echo, mcp, python, search. Plugins that "
-            "failed to load: brk (ImportError: no module x)",
+            "tools.big.use: no 'pyhton'. Did you mean 'python'? Installed: echo, from_row, mcp, python, search. "
+            "Plugins that failed to load: brk (ImportError: no module x)",
         ),
         (["tools=[python]", "tools.python.use=odd"], "tools.python.use: no 'odd'. "),
         (

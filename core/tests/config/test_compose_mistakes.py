@@ -148,7 +148,7 @@ OF_SFT = "the configuration has: run, model, rollout_step, tools, sft, cluster, 
          "the configuration has: run, data, model, engine, rollout, rollout_step, branch_policy, tools, rewards, "
          "advantage, policy_loss, train, policy, evaluate, benchmarks, cluster, trackers, wandb"),
         ("sft", "lr", " Did you mean 'sft.lr'?", OF_SFT),
-        ("sft", "lora_rank", "", OF_SFT),
+        ("sft", "lora_rank", " Did you mean 'sft.lora_rank'?", OF_SFT),
         ("sft", "rollout_workers", " Did you mean 'rollout_step'?", OF_SFT),
         ("eval", "temperature", " Did you mean 'evaluate.sampling.temperature'?",
          "the configuration has: run, data, model, engine, rollout, rollout_step, tools, evaluate, benchmarks, "

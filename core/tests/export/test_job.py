@@ -89,14 +89,14 @@ def test_a_step_can_be_chosen(run: Path, tmp_path: Path, base: Path):
 
 
 def test_the_best_checkpoint_brings_how_it_was_chosen(run: Path, tmp_path: Path) -> None:
-    (run / "config.yaml").open("a").write("data:\n  valid: ['benchmark:sums/test']\n")
+    (run / "config.yaml").open("a").write("data:\n  valid: ['benchmark:sums/test', /home/me/own.jsonl]\n")
     for step, value in ((1, 0.75), (2, 0.5)):
         CheckpointScore(metric="valid/sums/accuracy", value=value).write(run / f"checkpoints/step_{step:06d}")
     export_run(run, tmp_path / "newest")
     assert read_selection(tmp_path / "newest") is None
     export_run(run, tmp_path / "best", step=1)
     assert read_selection(tmp_path / "best") == Selection(
-        step=1, metric="valid/sums/accuracy", value=0.75, data=("benchmark:sums/test",)
+        step=1, metric="valid/sums/accuracy", value=0.75, data=("benchmark:sums/test", "own.jsonl")
     )
 
 

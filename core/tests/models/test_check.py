@@ -55,10 +55,13 @@ def test_an_index_that_names_missing_files_is_reported(make_folder: MakeFolder) 
     assert "has no weight_map" in check_model(config(folder))[0]
 
 
-def test_a_name_of_the_hub_is_told_how_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_the_hub_that_was_taken_for_a_path_is_told_how_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
     [problem] = check_model(config(Path("Qwen/Qwen3-4B")))
-    assert "is not a folder" in problem and "`hf download Qwen/Qwen3-4B --local-dir FOLDER`" in problem
+    assert "'Qwen/Qwen3-4B' is not a folder" in problem and "(hf://Qwen/Qwen3-4B is the one of the hub)" in problem
 
 
 def test_a_mistyped_folder_is_told_with_the_one_beside_it(tmp_path: Path) -> None:
@@ -143,7 +146,8 @@ def test_the_directory_of_a_run_leads_to_its_model(
         (Path("runs/a") / name).touch()
     assert check_model(config(Path("runs/a"))) == [f"model.path: 'runs/a' is the directory of a run; {told}"]
     assert check_model(config(Path("runs/b"))) == [
-        "model.path: 'runs/b' is not a folder; give a Hugging Face model folder on this machine"
+        "model.path: 'runs/b' is not a folder; give a Hugging Face model folder, or OWNER/NAME of the hub (hf://runs/b "
+        "is the one of the hub)"
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from ramet import ConfigError, Markup, Message, Untrusted
+from ramet import ConfigError, Markup, Message, ToolSchema, Untrusted
 from ramet.config.compose import compose
 from ramet.config.schema import ChatMarkup
 from ramet.models.encoder import Encoder
@@ -275,6 +275,22 @@ def test_neutralised_chat_markup_reads_the_same_and_makes_no_special_tokens() ->
     assert neutral.decode(ids) == kept.decode(kept.prompt(messages))
     assert [list(kept.prompt(messages)).count(token) for token in (end, start)] == [5, 4]
     assert [list(ids).count(token) for token in (end, start)] == [2, 3]
+
+
+def test_chat_markup_in_tools_is_counted_and_neutralised_too() -> None:
+    def encoder(rule: ChatMarkup) -> Encoder:
+        template = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_start|>{{ messages[0].content }}"
+        return Encoder(qwen(), template, chat_markup=rule)
+
+    messages = [Message(role="user", content="2+2?")]
+    parameters = {"type": "object", "properties": {"<|im_start|>": {"enum": ["<|im_end|>", 1]}}}
+    tools = [ToolSchema(name="add<|im_end|>", description="<|im_start|>", parameters=parameters)]
+    kept, neutral = encoder(ChatMarkup.KEEP), encoder(ChatMarkup.NEUTRALISE)
+    assert kept.chat_markup(messages, tools) == 4
+    ids = neutral.prompt(messages, tools)
+    assert neutral.decode(ids) == kept.decode(kept.prompt(messages, tools))
+    start = kept.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert (list(kept.prompt(messages, tools)).count(start), list(ids).count(start)) == (3, 1)
 
 
 def test_prompts_without_chat_markup_are_the_same_either_way() -> None:

@@ -25,6 +25,7 @@ from ramet.runs.manifest import (
     make_manifest,
     model_fingerprint,
     read_manifest,
+    read_run,
     write_manifest,
 )
 from ramet.runs.run_dir import RunDir
@@ -206,6 +207,25 @@ def test_a_models_fingerprint_sees_every_file_and_the_ends_of_large_ones(tmp_pat
     second = model_fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("{ }")
     assert len({first, second, model_fingerprint(tmp_path)}) == 3
+
+
+def test_the_fingerprint_of_a_model_of_the_hub_is_its_commit_whatever_its_cache_has(tmp_path: Path):
+    commit, caches = "0" * 40, [tmp_path / "a", tmp_path / "b"]
+    copies = [cache / "models--me--x/snapshots" / commit for cache in caches]
+    for n, copy in enumerate(copies):
+        copy.mkdir(parents=True)
+        (copy / f"{n}.json").write_text("{}")
+    assert model_fingerprint(copies[0], commits=[commit]) == model_fingerprint(copies[1], commits=[commit])
+    assert model_fingerprint(copies[0]) != model_fingerprint(copies[1])  # paths that a user named
+
+
+def test_a_model_that_the_environment_named_is_the_one_of_the_hub_that_the_run_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: Callable[..., Manifest]
+):
+    monkeypatch.setenv("BASE", "me/tiny@v1")
+    (tmp_path / "config.yaml").write_text("model: {path: '${oc.env:BASE}'}")
+    write_manifest(tmp_path / "manifest.json", replace(manifest(), hub={"model.path": "0" * 40}))
+    assert read_run(tmp_path).model.path == f"hf://me/tiny@{'0' * 40}"
 
 
 def test_the_manifest_holds_a_hash_of_each_plugins_code(

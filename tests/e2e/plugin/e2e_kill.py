@@ -1,8 +1,8 @@
 """Send this process a signal at exact points of its steps: `E2E_KILL=point:step`, or several with a comma between them.
 
 The signal is SIGKILL, or the one that `E2E_SIGNAL` names. With `E2E_FILL=FILE` that file fills its disk instead, with
-`E2E_REMOVE=FOLDER` that folder is deleted. Product code knows nothing of it. Of jobs other than `ramet train` the step
-is 0.
+`E2E_REMOVE=FOLDER` that folder is deleted. With `E2E_KILL_PARENT` the parent gets the signal: the pipeline of a stage.
+Product code knows nothing of it. Of jobs other than `ramet train` the step is 0.
 
 A point is a call of a function of Ramet, which is wrapped from here. What was going on then is written to the file
 `E2E_KILL_LOG` first, so that a test can see that the signal struck, and what it struck.
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ENDS_S = 60.0  # a process ends with its parent before
 HEARD_S = 0.5  # for the main thread, which hears all signals, while the thread that sent one waits
 
 
@@ -71,6 +72,10 @@ KILL_POINTS = {
     "restore": KillPoint("ramet.policy.rank:PolicyRank.load", after=True),
     "result": KillPoint("ramet.evaluate.lines:append_line"),
     "results": KillPoint("ramet.evaluate.files:open_atomic"),
+    "sft_saved": KillPoint("ramet.sft.trainer:_Trainer._save_checkpoint", after=True),
+    "exported": KillPoint("ramet.export.job:compare"),  # written and read back, not renamed
+    "next_stage": KillPoint("ramet.pipeline.job:run_stage", call=2),  # of a pipeline, after the first that ran
+    "reporting": KillPoint("ramet.pipeline.report:write_report"),
 }
 
 
@@ -97,7 +102,12 @@ class Killer:
             return fill(Path(ballast))
         if folder := os.environ.get("E2E_REMOVE"):
             return shutil.rmtree(folder)
-        os.kill(os.getpid(), signal.Signals[os.environ.get("E2E_SIGNAL", "SIGKILL")])
+        number = signal.Signals[os.environ.get("E2E_SIGNAL", "SIGKILL")]
+        if os.environ.get("E2E_KILL_PARENT"):
+            os.kill(os.getppid(), number)
+            time.sleep(ENDS_S if number == signal.SIGKILL else 0)
+            return
+        os.kill(os.getpid(), number)
         if threading.current_thread() is not threading.main_thread():
             time.sleep(HEARD_S)
 

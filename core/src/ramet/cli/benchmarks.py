@@ -24,6 +24,7 @@ from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError, RametError, raise_all
 from ramet.plugins import load_plugins
 from ramet.plugins.instance_keys import renamed
+from ramet.runs.hub_inputs import local_data
 from ramet.testing.benchmark import check_benchmark
 from ramet.types import Benchmark, BenchmarkInfo, Task
 
@@ -166,7 +167,7 @@ def _of_published(n_tasks: int, benchmark: Benchmark, split: str) -> str:
 
 
 def _overlap(files: Sequence[str], benchmarks: Chosen, *, as_json: bool) -> int:
-    paths, problems = find_files(files)
+    paths, problems = find_files(local_data(files))
     raise_all(problems)
     if not paths:
         raise ConfigError("which training data? name files, as in `ramet benchmarks overlap train.parquet`")

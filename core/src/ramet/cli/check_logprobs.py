@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ramet.cli.terminal import Parser
 from ramet.config.compose import compose
+from ramet.runs.hub_inputs import fetched
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -29,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.read(arguments)
     if parsed is None:
         return 0
-    resolved = compose(parsed.overrides, job="train", config_dir=parsed.config_dir)
+    resolved = fetched(compose(parsed.overrides, job="train", config_dir=parsed.config_dir))
     job = importlib.import_module("ramet.check.logprobs")  # loads torch
     options = job.Options(tasks=parsed.tasks, rollouts=parsed.rollouts, threshold=parsed.threshold)
     code: int = job.run(resolved, options)

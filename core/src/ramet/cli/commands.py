@@ -29,6 +29,7 @@ JOBS = {
     "eval": JobCommand("eval", "ramet.evaluate.evaluation", "measure a model on benchmarks"),
 }
 COMMANDS: dict[str, JobCommand | Command] = JOBS | {
+    "pipeline": Command("run several jobs one after the other, as SFT, RL, export and evaluation", "pipeline:run"),
     "play": Command("play one prompt with tools, and print every turn", "play:run"),
     "tool": Command("call one tool, with the settings of a run", "tool:run"),
     "doctor": Command("check this machine and its API keys, and suggest fixes", "doctor:run"),
@@ -44,6 +45,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "plugins": Command("list what is installed, and what failed to load", "plugin_list:run"),
     "export": Command("write a trained policy as a Hugging Face folder", "export:run"),
     "import": Command("write a GGUF file as a Hugging Face folder", "import_gguf:run"),
+    "migrate": Command("write a recipe of what another trainer was started with", "migrate:run"),
     "tiny-model": Command("make a small random model to try things with", "new:tiny_model"),
     "new": Command("start a plugin package of your own", "new:new"),
     "completion": Command("print a shell completion script for bash, zsh or fish", "completion:run"),

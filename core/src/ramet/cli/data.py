@@ -18,12 +18,14 @@ from ramet.config.compose import compose
 from ramet.config.schema import ChatMarkup, Config, OnBadRow
 from ramet.config.sections import without_model
 from ramet.data.benchmarks import is_benchmark
-from ramet.data.files import find_files
+from ramet.data.dataset_info import find_sets
 from ramet.data.inspect import Inspection, inspect_files, lengths
 from ramet.data.layout import Columns
 from ramet.data.row_problems import in_row_order
 from ramet.errors import ConfigError, raise_all
 from ramet.io.json_values import visible_lines
+from ramet.rollout.prompts import markup_in
+from ramet.runs.hub_inputs import fetched, local_data
 from ramet.types import RolloutStep, Task
 
 PROMPT_LINES = 60
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "files", nargs="*", help="parquet, JSON lines or JSON arrays; default: data.train, data.valid and sft.data"
     )
-    parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
+    parser.add_argument("--model", help="a model, by folder or name: lengths in tokens, prompts as it sees them")
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")
     options = parser.read(arguments if arguments else ["--help"])
     if options is None:
@@ -72,32 +74,35 @@ class DataReport:
     sound: bool  # no problems: a run would take the data
 
 
-def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | None, prompts: int) -> DataReport:
+def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | str | None, prompts: int) -> DataReport:
     """Raises `ConfigErrors` for what keeps it from looking at the files at all."""
-    config = _config(overrides, model)
-    sources = [*files] or [*config.data.train, *config.data.valid, *config.sft.data]
-    paths, problems = find_files([source for source in sources if not is_benchmark(source)])
-    raise_all(problems)
-    if not paths:
+    config = _config(overrides, model, reads_data=not files)
+    sources = local_data(files) or [*config.data.train, *config.data.valid, *config.sft.data, *config.sft.valid]
+    found = find_sets([source for source in sources if not is_benchmark(source)])
+    raise_all(found.problems)
+    if not found.sets:
         raise ConfigError("which data? name files, as in `ramet data inspect tasks.parquet`, or data.train=[…]")
     tools = tool_names(config)
     step = Components(config).step
     views = _prompts(step, config, tools)
-    traces = {path for path in paths if holds_traces(path, config)}
-    tasks = iter(inspect_files([path for path in paths if path not in traces], Columns.of(config.data.columns)))
+    traces = {one.name for one in found.sets if one.entry is not None or holds_traces(one.files[0], config)}
+    paths = [one.files[0] for one in found.sets if one.name not in traces]
+    tasks = iter(inspect_files(paths, Columns.of(config.data.columns)))
     reports = [
-        inspect_traces(path, step, config, tools)
-        if path in traces
+        inspect_traces(one.name, step, config, tools)
+        if one.name in traces
         else _report(next(tasks), step, config, tools, views, prompts)
-        for path in paths
+        for one in found.sets
     ]
     text = "\n\n".join("\n".join(report.lines) for report in reports)
     return DataReport(text=f"{text}\n\n{summary(reports)}", sound=all(report.sound for report in reports))
 
 
-def _config(overrides: Sequence[str], model: Path | None) -> Config:
+def _config(overrides: Sequence[str], model: Path | str | None, *, reads_data: bool) -> Config:
+    """Return the configuration; data that it names is fetched only where no file is given."""
     named = [f"model.path={model}"] if model is not None else []
-    return compose(without_model([*overrides, *named]), job="data").config  # lengths in tokens alone need a model
+    resolved = compose(without_model([*overrides, *named]), job="data")  # lengths in tokens alone need a model
+    return fetched(resolved, weights=False, data=reads_data).config
 
 
 def _prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Prompts:
@@ -121,7 +126,7 @@ def _prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Prompts:
         unit="tokens",
         count=lambda task: len(ids(task)),
         text=lambda task: encoder.decode(ids(task)),
-        chat_markup=lambda task: encoder.chat_markup(prompt(task).messages),
+        chat_markup=lambda task: markup_in(prompt(task), encoder),
     )
 
 
@@ -174,7 +179,10 @@ def _counts(inspection: Inspection, config: Config, views: Prompts) -> Iterator[
     if inspection.tasks:
         yield line("sources", counted(inspection.sources, 0))
         restricted = Counter(
-            {"all configured" if t is None else "[" + ", ".join(t) + "]": n for t, n in inspection.tools.items()}
+            {
+                t if isinstance(t, str) else "all configured" if t is None else "[" + ", ".join(t) + "]": n
+                for t, n in inspection.tools.items()
+            }
         )
         yield line("tools", counted(restricted, 0))
     yield from _lengths(inspection, config, views)

@@ -11,9 +11,11 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, Malformed
 from ramet.data.files import read_rows
 from ramet.data.layout import Columns
+from ramet.data.row_problems import RowProblem
 from ramet.errors import ConfigError
-from ramet.sft.conversations import SftData, is_trace, read_files
+from ramet.sft.conversations import SftData, read_data
 from ramet.sft.exchanges import Conversation
+from ramet.sft.layouts import RowLayout, is_sft_row
 from ramet.sft.traces import TraceReport, check_traces
 from ramet.types import RolloutStep
 
@@ -24,15 +26,16 @@ def holds_traces(path: Path, config: Config) -> bool:
         first = next((row for row in read_rows(path) if row.problem is None), None)
     except ConfigError:
         return False  # the next reader says why
-    return first is not None and is_trace(first.values, Columns.of(config.data.columns).prompt)
+    prompt = Columns.of(config.data.columns).prompt
+    return first is not None and is_sft_row(first.values, prompt, RowLayout.of(config.sft))
 
 
-def inspect_traces(path: Path, step: RolloutStep, config: Config, tools: ToolNames) -> FileReport:
+def inspect_traces(source: str, step: RolloutStep, config: Config, tools: ToolNames) -> FileReport:
     """The report on a file of traces; never raises for bad data."""
-    data = read_files([path])
+    data = read_data([source], RowLayout.of(config.sft))
     report = check_traces(data, step, [*tools.schemas, *config.sft.mask_tags])
     refused = {Malformed.ERROR: report.problems, Malformed.SKIP: [], Malformed.KEEP: report.unreadable}
-    bad_rows = len({problem.row for problem in refused[config.sft.malformed]})
+    bad_rows = _rows(refused[config.sft.malformed])
     repeated = duplicates_in_words(_duplicates(report.conversations), "conversation")
     names = (
         ["unmasked"] * bool(report.unmasked) + ["answers"] * bool(report.unanswered) + ["duplicates"] * bool(repeated)
@@ -40,7 +43,7 @@ def inspect_traces(path: Path, step: RolloutStep, config: Config, tools: ToolNam
     warnings = zip(names, [*report.warnings(), repeated], strict=False)
     return FileReport(
         lines=[
-            str(path),
+            source,
             *_counts(data, report, config),
             *(line(name, text) for name, text in warnings),
             *(line("PROBLEM", problem.removeprefix("sft.data: ")) for problem in data.problems),
@@ -57,10 +60,9 @@ def inspect_traces(path: Path, step: RolloutStep, config: Config, tools: ToolNam
 
 
 def _counts(data: SftData, report: TraceReport, config: Config) -> Iterator[str]:
-    malformed = len({problem.row for problem in report.malformed})
-    unreadable = len({problem.row for problem in report.unreadable})
     sound = f"{len(report.sound)} traces for `ramet sft`"
-    yield line("rows", f"{data.rows}: {sound}, {malformed} malformed, {unreadable} unreadable")
+    bad = f"{_rows(report.malformed)} malformed, {_rows(report.unreadable)} unreadable"
+    yield line("rows", f"{data.rows}: {sound}, {bad}")
     yield line("exchanges", str(report.exchanges))
     if not report.checked:
         yield line("format", f"not checked: rollout_step={config.rollout_step.name} cannot check traces")
@@ -68,9 +70,14 @@ def _counts(data: SftData, report: TraceReport, config: Config) -> Iterator[str]
         yield line("calls", f"traces with a result, by tool: {counted(report.calls, 0)}")
 
 
+def _rows(problems: Sequence[RowProblem]) -> int:
+    return len({(problem.file, problem.row) for problem in problems})
+
+
 def _duplicates(conversations: Sequence[Conversation]) -> list[list[int]]:
-    """Rows of one conversation, for each that several have."""
-    rows: dict[Any, list[int]] = {}
+    """Rows of one conversation, for each that several have. A row that `num_samples` takes again is none."""
+    rows: dict[Any, dict[str, int]] = {}
     for conversation in conversations:
-        rows.setdefault((conversation.system, conversation.exchanges), []).append(conversation.row)
-    return [alike for alike in rows.values() if len(alike) > 1]
+        content = (conversation.system, conversation.exchanges, repr(conversation.tools))
+        rows.setdefault(content, {})[conversation.where] = conversation.row
+    return [[*alike.values()] for alike in rows.values() if len(alike) > 1]

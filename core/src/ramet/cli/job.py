@@ -28,6 +28,8 @@ class JobCommand:
     summary: str
 
     def run(self, arguments: Sequence[str]) -> int:
+        if self.name == "eval" and [*arguments[:1]] == ["import"]:
+            return int(importlib.import_module("ramet.cli.eval_import").run(arguments[1:]))
         options = self._parser().parse_intermixed_args(arguments)
         if options.help:
             from ramet.cli.job_help import job_help
@@ -49,7 +51,7 @@ class JobCommand:
             say(resolved.text.rstrip("\n"))
             return 0
         if options.show is not None:
-            importlib.import_module("ramet.sft.show").show(resolved, options.show)
+            importlib.import_module("ramet.sft.show").show(api.fetched(resolved, weights=False), options.show)
             return 0
         if options.dry_run:
             say(str(self._plan(resolved, options.on)))
@@ -60,6 +62,7 @@ class JobCommand:
     def _plan(self, resolved: Resolved, on: str | None) -> object:
         from ramet import api
 
+        resolved = api.fetched(resolved, weights=on is None)
         api.check_early(resolved)
         try:
             return importlib.import_module(self.plan_module).plan(resolved, on)

@@ -32,8 +32,9 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"play: one question, got {len(asked)}: {', '.join(map(repr, asked))}; put it in quotes")
     _check_question(asked)
     from ramet.config.compose import compose
+    from ramet.runs.hub_inputs import fetched
 
-    resolved = compose(overrides, job="play", config_dir=options.config_dir)
+    resolved = fetched(compose(overrides, job="play", config_dir=options.config_dir))
     job = importlib.import_module("ramet.play.job")
     talks = not asked and options.n == 1 and _asks()
     screen = job.Talk() if talks else job.Screen(several=options.n > 1)

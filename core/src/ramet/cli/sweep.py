@@ -21,6 +21,7 @@ from ramet.config.request import SweptOverrides, sweep_points
 from ramet.config.resolved import Resolved
 from ramet.config.trust import trusted_recipes, trusting
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
+from ramet.runs.hub_inputs import fetched
 from ramet.tracking.log import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Point:
         overrides = self.swept.point(overrides)
         logger.info("point %d: %s", number, " ".join(overrides))
         try:
-            resolved = self.resolved(number, overrides)
+            resolved = fetched(self.resolved(number, overrides))
             result = importlib.import_module(self.module).run(resolved)
         except RametError as error:
             problems = error.problems if isinstance(error, ConfigErrors) else [str(error)]
@@ -88,7 +89,8 @@ def _plan_or_run(overrides: Sequence[str], point: Point, *, dry_run: bool) -> No
     plan = importlib.import_module(point.module).plan
     say(
         "\n\n".join(
-            f"point {n}: {' '.join(resolved.overrides)}\n{plan(resolved)}" for n, resolved in enumerate(composed)
+            f"point {n}: {' '.join(resolved.overrides)}\n{plan(fetched(resolved))}"
+            for n, resolved in enumerate(composed)
         )
     )
 

@@ -39,8 +39,10 @@ def run(arguments: Sequence[str]) -> int:
         overrides.append(f"tools=[{name}]")
     text = sys.stdin.read() if texts == ["-"] else "".join(texts)
     from ramet.config.compose import compose
+    from ramet.runs.hub_inputs import fetched
 
-    resolved = compose(without_model(overrides), job="tool", config_dir=options.config_dir)
+    composed = compose(without_model(overrides), job="tool", config_dir=options.config_dir)
+    resolved = fetched(composed, weights=False, data=False)  # the tokenizer is what cuts results
     record, error = importlib.import_module("ramet.play.tool_call").run(resolved, name, text)
     say(record.text)
     cut = ", cut to tools.*.max_result_tokens" if record.truncated else ""

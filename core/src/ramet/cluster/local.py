@@ -78,6 +78,7 @@ class LocalRollouts:
             config=config.rollout,
             system_prompt=config.rollout_step.system_prompt,
             tools_in_template=describes_tools(components.step, config.rollout_step.tools_in_template),
+            instruction=config.rollout_step.instruction,
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             observer=observer,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, SystemPrompt
 from ramet.errors import ConfigError, collected
 from ramet.rollout.prompts import Prompt, describes_tools, make_prompt
-from ramet.types import Message, RolloutStep, Task, TemplateFormat
+from ramet.types import Message, RolloutStep, Task, TemplateFormat, ToolSchema
 
 logger = logging.getLogger(__name__)
 SHOWN = 3  # ids of tasks listed for each tag
@@ -35,10 +36,46 @@ def task_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Callabl
     in_template = describes_tools(step, rule.tools_in_template)
 
     def prompt(task: Task) -> Prompt:
-        allowed = tools.allowed(task.tools)
-        return make_prompt(task, step, allowed, rule.system_prompt, tools_in_template=in_template)
+        return make_prompt(
+            task,
+            step,
+            tools.of(task),
+            rule.system_prompt,
+            tools_in_template=in_template,
+            instruction=rule.instruction,
+        )
 
     return prompt
+
+
+@runtime_checkable
+class NamesStops(Protocol):
+    """Offered by rollout steps that end turns at strings."""
+
+    def stop_strings(self, tools: Sequence[ToolSchema], prompt: Sequence[Message]) -> Sequence[str]: ...
+
+
+def prompt_record(step: RolloutStep, config: Config, tools: ToolNames, task: Task) -> dict[str, Any]:
+    """What a model needs that is used as it was trained on `task`: system messages, tools, stops, sampling; JSON.
+
+    Tools that rows describe are not among them: each row has others.
+    """
+    task = task if task.schemas is None else replace(task, schemas=())
+    prompt = task_prompts(step, config, tools)(task)
+    described = [{"type": "function", "function": {"name": tool.name, "description": tool.description,
+                  "parameters": dict(tool.parameters)}} for tool in prompt.tools]  # fmt: skip
+    stop = step.stop_strings(tools.of(task), prompt.messages) if isinstance(step, NamesStops) else ()
+    return {
+        "messages": [
+            {"role": message.role, "content": message.content}
+            for message in prompt.messages
+            if message.role == "system"
+        ],
+        "tools": described if task.schemas is None else [],
+        "tools_of_rows": task.schemas is not None,
+        "stop": list(stop),
+        "sampling": {"temperature": config.rollout.temperature},
+    }
 
 
 def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
@@ -54,6 +91,12 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
             system = Message(role="system", content=step.system_prompt(tools.allowed(None)))
         except ConfigError as error:  # names of tools that cannot be tags
             return [*problems, str(error)]
+        own = Message(role="system", content=config.rollout_step.instruction)
+        if foreign := step.foreign_tags([own], names):
+            problems.append(
+                f"rollout_step.instruction: names tags of no configured tool: {', '.join(foreign)}; configured: "
+                f"{', '.join(names) or 'none'}; name tags of no tool in rollout_step.params.other_tags"
+            )
         if foreign := step.foreign_tags([system], names):
             problems.append(
                 f"rollout_step={config.rollout_step.name}: the system prompt that it makes of the tools' descriptions "
@@ -97,7 +140,7 @@ def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools
     ids_by_tag: dict[str, list[str]] = {}
     if isinstance(step, ReadsTags):
         for task in tasks:
-            allowed = [schema.name for schema in tools.allowed(task.tools)]
+            allowed = [schema.name for schema in tools.of(task)]
             for tag in step.foreign_tags(prompt(task).messages, allowed):
                 ids_by_tag.setdefault(tag, []).append(task.id)
     return ids_by_tag

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from ramet.plugins.plugin_code import defined_at, raised_at
 from ramet.rollout.faults import is_defect
 from ramet.rollout.jobs import expanded
 from ramet.rollout.stateful import StatefulComponent, tool_components
-from ramet.types import Tool, ToolSchema, ToolSet
+from ramet.types import Task, Tool, ToolSchema, ToolSet
+from ramet.types.task import FROM_ROW
 
 OPEN_TIMEOUT_S = 120.0
 Schemas = tuple[ToolSchema, ...]
@@ -183,10 +184,24 @@ class ToolNames:
         """Every name that a task may use."""
         return [*self.schemas, *(name for name in self.sets if name not in self.schemas)]
 
+    def of(self, task: Task) -> list[ToolSchema]:
+        """The tools that a task may use: those of its row, or configured ones."""
+        return self.allowed(task.tools) if task.schemas is None else list(task.schemas)
+
+    def unanswered(self, tasks: Iterable[Task]) -> list[str]:
+        """A problem if tasks describe tools of their own, and nothing answers their calls."""
+        described = next((task.id for task in tasks if task.schemas), None)
+        if described is None or FROM_ROW in self.schemas:
+            return []
+        return [
+            f"tools: rows describe tools of their own (task {described!r} is the first); name what answers their "
+            f"calls, as in tools=[{FROM_ROW}]"
+        ]
+
     def allowed(self, names: Sequence[str] | None) -> list[ToolSchema]:
         """The tools that a task may use; None: all."""
         if names is None:
-            return list(self.schemas.values())
+            return [schema for name, schema in self.schemas.items() if name != FROM_ROW]
         sets = {name: tuple(schema.name for schema in schemas) for name, schemas in self.sets.items()}
         return [self.schemas[name] for name in expanded(names, sets) if name in self.schemas]
 

@@ -1,7 +1,8 @@
 """What other trainers call our keys: verl (`ppo_trainer.yaml`), TRL (`GRPOConfig`, `SFTConfig`), OpenRLHF's options.
 
-Used for one thing: the "did you mean" of a key that does not exist. No alias is ever accepted as a key. The names of a
-key, the core's or a component's option, stand beside it (`option(aka=…)`).
+Used for one thing: the "did you mean" of a key that does not exist. No alias is ever accepted as a key. A key with a
+row in the tables of `ramet migrate` (`ramet.config.foreign`) leads to where that translates it. Other names of a key,
+the core's or a component's option, stand beside it (`option(aka=…)`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from ramet.config.foreign import TRAINERS, KeyRow, table
 from ramet.config.keys import OTHER_NAMES
 from ramet.config.sections import COMPONENTS
 from ramet.plugins import load_plugins
@@ -42,6 +44,9 @@ def meant(key: str, accepts: Callable[[str], bool]) -> list[str] | None:
     The longest end of the key that is a name of others counts: `actor_rollout_ref.rollout.n` is `rollout.n`. Options of
     a component are its own: there only whole names count.
     """
+    for _, row in rows_of(key):
+        if row.rule != "none" and (translated := [target for target in row.ours if accepts(target)]):
+            return translated
     parts = key.split(".")
     ends = 1 if parts[0] in COMPONENT_SECTIONS else len(parts)
     ours = names_of_others()
@@ -53,3 +58,18 @@ def meant(key: str, accepts: Callable[[str], bool]) -> list[str] | None:
         if targets:
             return [target for target in targets if accepts(target)]
     return None
+
+
+def rows_of(key: str) -> list[tuple[str, KeyRow]]:
+    """Trainers with the row of this key, which may be cut at its beginning: `rollout.mode` of verl."""
+    found = []
+    for trainer, written in TRAINERS.items():
+        rows = [row for name, row in table(trainer).items() if name == key or (name.endswith(f".{key}") and "." in key)]
+        found += [(written, rows[0])] if len({row.ours for row in rows}) == 1 else []
+    return found
+
+
+def reason(key: str) -> str:
+    """Why a key of another trainer has no counterpart; empty if it has one, or no trainer has the key."""
+    whys = (f" {trainer}'s key, without counterpart: {row.why}." for trainer, row in rows_of(key) if row.why)
+    return next(whys, "")

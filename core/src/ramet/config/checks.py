@@ -58,10 +58,23 @@ def check(resolved: Resolved, job: str) -> list[str]:
     if job == "sft" and not config.sft.data:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
     if job == "sft":
-        problems += [*_budget(config.sft), *_mask_tags(config.sft.mask_tags)]
+        problems += [*_budget(config.sft), *_mask_tags(config.sft.mask_tags), *_held_out(config.sft)]
     if job == "eval" and not config.benchmarks:
         problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
     return problems
+
+
+def _held_out(sft: SftConfig) -> list[str]:
+    if sft.valid and sft.valid_share:
+        return [f"sft.valid_share={sft.valid_share:g}: sft.valid names held-out files already; leave one of them out"]
+    if sft.holds_out:
+        return []
+    return [
+        f"sft.trainer.{name}={sft.trainer[name]}: has no effect without held-out rows; name files in sft.valid, or a "
+        "share of sft.data as sft.valid_share=0.05"
+        for name in ("eval_steps", "early_stopping_patience")
+        if sft.trainer.get(name) is not None
+    ]
 
 
 def _budget(sft: SftConfig) -> list[str]:

@@ -79,6 +79,7 @@ GONE: Mapping[str, GoneKey] = {
     "data.valid_limit": GoneKey(default=None, now="data.limits.valid", resume=Resume.VALIDATION),
     "evaluate.pass_at": GoneKey(default=[], resume=Resume.SAFE),
     "evaluate.out": GoneKey(default=None, now="run.out", resume=Resume.SAFE),
+    "rollout_step.params.instruction": GoneKey(default="", now="rollout_step.instruction"),
     "sft.out": GoneKey(default=None, now="run.out", resume=Resume.SAFE),
     "rollout.top_p": GoneKey(default=1.0),
     "rollout.top_k": GoneKey(default=0),
@@ -98,6 +99,12 @@ NOTHING_SAID: Mapping[str, tuple[Any, ...]] = {
     "run.out": (None,),
     "rollout.max_masked_share": (None,),
     "train.kl_estimator": (None, "k3"),
+    "rollout_step.instruction": ("",),
+    "sft.lora_rank": (0,),
+    "sft.max_samples": (None,),
+    "sft.truncate": (False,),
+    "sft.valid": ([],),
+    "sft.valid_share": (0.0,),
 }
 
 

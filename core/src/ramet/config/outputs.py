@@ -48,8 +48,11 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
         ("data.train", config.data.train),
         ("data.valid", config.data.valid),
         ("sft.data", config.sft.data),
+        ("sft.valid", config.sft.valid),
     ):
         for pattern in (source for source in patterns if not source.startswith("benchmark:")):
+            listed, named, _ = pattern.rpartition(".json:")  # a data set of a `dataset_info.json`
+            pattern = f"{listed}.json" if named else pattern
             path = Path(os.path.expanduser(pattern))
             matches = [] if path.exists() else sorted(glob.glob(str(path), recursive=True))
             yield from ((key, Path(match)) for match in matches or [str(path)])

@@ -33,6 +33,7 @@ class Resolved:
     set_by_user: frozenset[str]  # dotted keys and groups among them
     config_dir: Path | None = None  # more presets and experiments
     trusted: tuple[Path, ...] = ()  # files of the user's folders that may have programs run
+    hub: Mapping[str, str] = field(default_factory=dict)  # commit of each name of the hub, once it was fetched
     given: Mapping[str, Any] = field(default_factory=dict)  # objects that `ramet.api.compose` was given, by key
 
     @property

@@ -114,8 +114,9 @@ class RunConfig:
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
     train: list[str] = option(
-        factory=list, help="parquet, JSON lines, JSON arrays, or benchmark:NAME/SPLIT", resume=NUMBERS,
-        instead=NOT_IN_PLAY, aka="data.train_files train_files prompt_data dataset dataset_name data.path"
+        factory=list, help="parquet, JSON lines, JSON arrays, hf://datasets/OWNER/NAME/FILE, or benchmark:NAME/SPLIT",
+        resume=NUMBERS, instead=NOT_IN_PLAY,
+        aka="data.train_files train_files prompt_data dataset dataset_name data.path"
     )
     valid: list[str] = option(
         factory=list, help="as data.train", resume=VALIDATION, instead=NOT_IN_PLAY,
@@ -157,7 +158,9 @@ class DataConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    path: str = option(MISSING, "a Hugging Face folder", aka="model_name_or_path model_name pretrain")
+    path: str = option(
+        MISSING, "a Hugging Face folder, or OWNER/NAME of the hub", aka="model_name_or_path model_name pretrain"
+    )
     tokenizer: str | None = option(None, "null: the model's folder")
     chat_template: str | None = option(None, "a file; null: the tokenizer's own")
     chat_template_kwargs: dict[str, Any] = option(factory=dict, help="variables of the template: enable_thinking")

@@ -54,6 +54,10 @@ class RolloutStepConfig:
     name: str = option("tags", "the turn protocol")
     params: Any = None
     system_prompt: SystemPrompt = SystemPrompt.AUTO
+    instruction: str = option(
+        "", "a system prompt of your own, before what the step says of its format and tools; with system_prompt=never "
+        "it stands alone", aka="default_system system_message"
+    )
     tools_in_template: bool | None = option(
         None,
         "the chat template describes the tools (`tools=`), and the step's prompt names none; null: as the step has it "

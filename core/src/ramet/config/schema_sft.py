@@ -18,6 +18,8 @@ TRAINER: dict[str, Allowed | None] = {
     "max_steps": AT_LEAST_1,
     "logging_steps": AT_LEAST_1,
     "save_steps": AT_LEAST_1,
+    "eval_steps": AT_LEAST_1,
+    "early_stopping_patience": AT_LEAST_1,
 }
 TRAINER_DEFAULTS = {
     "lr_scheduler_type": "cosine",
@@ -28,22 +30,65 @@ TRAINER_DEFAULTS = {
     "max_steps": None,
     "logging_steps": 10,
     "save_steps": 500,
+    "eval_steps": None,
+    "early_stopping_patience": None,
 }
+# Names of LLaMA-Factory's `dataset_info.json`.
+FORMATTINGS = ("alpaca", "sharegpt", "openai")
+COLUMNS = ("prompt", "query", "response", "history", "messages", "system", "tools")
+TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
+MIXING = ("concat", "interleave_under", "interleave_over", "interleave_once")
 # fmt: off
 
 
 @dataclass(kw_only=True, slots=True)
 class SftConfig:
     data: list[str] = option(
-        factory=list, help="JSON or parquet, sharegpt rows", resume=NUMBERS,
+        factory=list, resume=NUMBERS,
+        help="files of conversations, DIR/dataset_info.json:NAME, or hf://datasets/OWNER/NAME/FILE",
         aka="data.train_files train_files dataset dataset_name data.train data.path train_file"
+    )
+    columns: dict[str, str | None] = option(
+        factory=dict, resume=NUMBERS, entries=dict.fromkeys(COLUMNS),
+        help="names of columns: prompt, query, response, history, messages, system, tools; null: not read"
+    )
+    tags: dict[str, str] = option(
+        factory=dict, resume=NUMBERS, entries=dict.fromkeys(TAGS),
+        help="keys and roles of messages: role_tag, content_tag, user_tag, assistant_tag, observation_tag, "
+        "function_tag, system_tag"
+    )
+    mixing: dict[str, Any] = option(
+        factory=dict, resume=NUMBERS,
+        help="of the entries of sft.data: strategy (concat, interleave_under, interleave_over, interleave_once), probs "
+        "(a share for each)",
+        entries={"strategy": Allowed(choices=MIXING), "probs": None},
+        aka={"strategy": "mix_strategy", "probs": "interleave_probs"}
+    )
+    max_samples: int | None = option(
+        None, "the first rows of each entry of sft.data and sft.valid; null: all", minimum=1, resume=NUMBERS,
+        aka="max_samples"
+    )
+    valid: list[str] = option(
+        factory=list, resume=NUMBERS, help="held-out files, as sft.data: their loss is measured, and chooses the model",
+        aka="data.val_files val_files eval_dataset"
+    )
+    valid_share: float = option(
+        0.0, "of the different rows of sft.data, drawn by the seed, that are held out instead", minimum=0, below=1,
+        resume=NUMBERS, aka="val_size"
     )
     malformed: Malformed = option(
         Malformed.ERROR, "traces that break the format; skip: left out; keep: trained on", resume=NUMBERS
     )
     mask_tags: list[str] = option(factory=list, help="tags of further tools whose results are masked", resume=NUMBERS)
+    mask_history: bool = option(
+        False, "only the last message of a row is trained", resume=NUMBERS, aka="mask_history"
+    )
     strategy: Strategy = option(
         Strategy.NONE, "over cluster.policy_workers processes", resume=NUMBERS, aka="deepspeed fsdp zero_stage"
+    )
+    lora_rank: int = option(
+        0, "0: all weights are trained; over 0: an adapter of this rank on every linear layer", minimum=0,
+        resume=NUMBERS, aka="lora_r lora_rank use_peft model.lora_rank finetuning_type"
     )
     epochs: float = option(3.0, above=0, resume=NUMBERS, aka="total_epochs num_train_epochs max_epochs num_epochs")
     sequences_per_step: int = option(
@@ -61,7 +106,8 @@ class SftConfig:
         factory=dict, entries=TRAINER, resume={"logging_steps": SAFE, "save_steps": SAFE},
         help="arguments of transformers.TrainingArguments: lr_scheduler_type (cosine), warmup_ratio (0.1), "
         "weight_decay (0.0), adam_beta2 (0.999), max_grad_norm (1.0), max_steps (instead of epochs), "
-        "logging_steps (10), save_steps (500)",
+        "logging_steps (10), save_steps (500), eval_steps (null: after each pass); and early_stopping_patience: "
+        "evaluations without a lower held-out loss after which the training ends (null)",
         aka={
             "adam_beta2": "adam_beta2",
             "lr_scheduler_type": "lr_scheduler_type lr_scheduler",
@@ -70,12 +116,24 @@ class SftConfig:
             "max_steps": "total_training_steps total_steps steps",
             "save_steps": "save_freq save_steps",
             "logging_steps": "logging_steps",
+            "eval_steps": "eval_steps eval_strategy evaluation_strategy",
+            "early_stopping_patience": "early_stopping_steps early_stopping_patience",
         }
     )
     max_tokens: int = option(
-        4096, "longer rows are left out and counted", minimum=1, resume=NUMBERS,
+        4096, "longer rows are left out and counted, or cut (sft.truncate)", minimum=1, resume=NUMBERS,
         aka="max_length max_seq_length max_seq_len max_len cutoff_len"
     )
+
+    truncate: bool = option(
+        False, "rows longer than sft.max_tokens are cut there instead of left out", resume=NUMBERS,
+        aka="truncation truncation_mode"
+    )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is a held-out loss."""
+        return bool(self.valid or self.valid_share)
 
     def trainer_options(self) -> dict[str, Any]:
         """Return `trainer` with the defaults of what it does not name."""

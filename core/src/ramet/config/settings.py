@@ -16,7 +16,7 @@ from typing import Any, Union
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.aliases import FOREIGN_SECTIONS, meant
+from ramet.config.aliases import FOREIGN_SECTIONS, meant, reason
 from ramet.config.catalog import first_line, suggest
 from ramet.config.gone import GONE
 from ramet.config.keys import ENTRIES, JOBS, unused_key
@@ -152,14 +152,17 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
 
 
 def _elsewhere(config: DictConfig, key: str, job: str) -> str:
-    """Suggest what others call so, or the same last word in another section: `lr` is `policy.lr`."""
+    """Suggest what others call so, or the same last word in another section: `lr` is `policy.lr`.
+
+    A key of another trainer that leads nowhere is answered with the reason.
+    """
     ours = dict.fromkeys(leaf for leaf in (*leaf_keys(config), *ENTRIES) if unused_key(leaf, job) is None)
     suggestions = meant(
         key, lambda candidate: candidate in ours or (candidate in GROUPS and unused_key(candidate, job) is None)
     )
     if suggestions is None:
         suggestions = [leaf for leaf in ours if leaf.rpartition(".")[2] == key.rpartition(".")[2]]
-    return f" Did you mean {' or '.join(map(repr, suggestions[:2]))}?" if suggestions else ""
+    return f" Did you mean {' or '.join(map(repr, suggestions[:2]))}?" if suggestions else reason(key)
 
 
 def leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -54,15 +54,17 @@ def untrusted(code: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
 
     `layers` are those of the user's folders.
     """
-    trusted = {file.resolve() for file in _trusted.get()}
-    problems = []
-    for layer in layers:
-        file = layer.file
-        named = [f"{key} ({value})" for key, value in code.items() if layer.sets(key)]
-        if named and file.resolve() not in trusted:
-            shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-            problems.append(
-                f"{shown}: has a program or file of code run by {', '.join(named)}, and a file that is passed on may "
-                f"not do that by itself; read it, and add to the command: {TRUST} {shlex.quote(str(shown))}"
-            )
-    return problems
+    named = ((layer.file, {key: code[key] for key in code if layer.sets(key)}) for layer in layers)
+    return [problem for file, own in named for problem in untrusted_file(file, own)]
+
+
+def untrusted_file(file: Path, code: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with a file of the user's folders that sets the keys of `code`; nothing if it is trusted."""
+    if not code or file.resolve() in {trusted.resolve() for trusted in _trusted.get()}:
+        return []
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    named = ", ".join(f"{key} ({value})" for key, value in code.items())
+    return [
+        f"{shown}: has a program or file of code run by {named}, and a file that is passed on may "
+        f"not do that by itself; read it, and add to the command: {TRUST} {shlex.quote(str(shown))}"
+    ]

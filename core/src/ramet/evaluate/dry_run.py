@@ -21,7 +21,7 @@ from ramet.planning.run_plan import (
     plan_run,
     records,
 )
-from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
+from ramet.runs.manifest import make_manifest, model_sha256
 
 
 def plan(resolved: Resolved, on: str | None = None) -> DryRun:
@@ -33,7 +33,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     machine = machine_of(config, on, ask_free=True)
     prepared = prepare(resolved, elsewhere=on is not None)
     tasks = prepared.tasks
-    run_plan = plan_run(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
+    run_plan = plan_run(resolved, make_manifest(resolved, model=model_sha256(resolved)))
     out = Path(config.run.out) if config.run.out else run_plan.path / "results.json"
     memory = plan_memory(config, machine, trains=False)
     problems = [*run_plan.problems, *not_writable(out.parent, "run.out"), *check_machine(config, machine)]

@@ -40,7 +40,9 @@ from ramet.plugins import origin
 from ramet.plugins.instance_keys import instance_of
 from ramet.plugins.output_checks import tasks_problem
 from ramet.plugins.plugin_code import boundary, defined_at
-from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
+from ramet.rollout.prompts import markup_in
+from ramet.runs.hub_inputs import shown_model
+from ramet.runs.manifest import make_manifest, model_sha256
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
 from ramet.runs.selection import read_selection
@@ -94,14 +96,14 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
     config = resolved.config
     prepared = prepare(resolved)
     set_up_torch(config.run)
-    model = model_fingerprint(*model_files(config.model))
+    model = model_sha256(resolved)
     _warn_of_chat_markup(config, prepared)
     with file_rights(private=config.run.private), RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, model=model)
         raise_all(run_dir.check_resume(resolved, manifest))
         out = Path(config.run.out) if config.run.out else run_dir.path / "results.json"
         header = Header(
-            model=config.model.path,
+            model=shown_model(resolved),
             k=config.evaluate.k,
             rules={name: plain(asdict(rules)) for name, rules in prepared.rules.items()},
             settings={
@@ -161,9 +163,7 @@ def _warn_of_chat_markup(config: Config, prepared: PreparedEvaluation) -> None:
     if config.data.chat_markup is ChatMarkup.KEEP:
         encoder, prompt = build_encoder(config), task_prompts(prepared.components.step, config, prepared.tools)
         for name, benchmark_tasks in prepared.tasks.items():
-            warn_of_chat_markup(
-                benchmark_tasks, lambda task: encoder.chat_markup(prompt(task).messages), f"benchmarks.{name}"
-            )
+            warn_of_chat_markup(benchmark_tasks, lambda task: markup_in(prompt(task), encoder), f"benchmarks.{name}")
 
 
 def _scores(body: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
@@ -209,6 +209,7 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
         except ConfigError as error:
             problems.append(str(error))
         problems += [] if no_split is None else [no_split]
+        problems += [] if problems else tools.unanswered(tasks[name])
     raise_all(dict.fromkeys(problems))
     for name, benchmark in benchmarks.items():
         warn_of_missing_tools(name, benchmark.info, config.benchmarks[name], tools.all)

@@ -67,8 +67,13 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
     )
 
 
-def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
-    """Results files beside each other, each with its name: the rows of `results_cells` by benchmark."""
+def sweep_cells(
+    points: Sequence[tuple[str, Mapping[str, Any]]], *, title: str | None = None, first: str = "point"
+) -> TextTable:
+    """Results files beside each other, each with its name: the rows of `results_cells` by benchmark.
+
+    `title`: for results that are no points of a sweep; `first`: the title of the first column.
+    """
     rows = [
         (result["name"], [name, *_result_row(result, metric)])
         for name, body in points
@@ -78,9 +83,9 @@ def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
     order = list(dict.fromkeys(name for name, _ in rows))
     rows.sort(key=lambda row: order.index(row[0]))  # stable: within a benchmark by point
     return TextTable(
-        columns=("point", *RESULT_COLUMNS),
+        columns=(first, *RESULT_COLUMNS),
         rows=[cells for _, cells in rows],
-        title=f"{len(points)} points of the sweep",
+        title=f"{len(points)} points of the sweep" if title is None else title,
         caption=_caption([result for _, body in points for result in body["results"]]),
     )
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ramet.config.schema import Attention, Dtype, ModelConfig, RunConfig
-from ramet.errors import ConfigError, InfraError, raise_all
+from ramet.errors import ConfigError, InfraError, RametError, raise_all
+from ramet.export.card import public_name, write_card
 from ramet.export.check import (
     Comparison,
     SampleSequence,
@@ -31,16 +32,19 @@ from ramet.export.check import (
 from ramet.export.folder import new_folder, require_new
 from ramet.export.model import build_model
 from ramet.export.verl import model_folder, read_shards
+from ramet.hub import whole_copy
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
+from ramet.models.weight_files import WeightFiles
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import NAME, Checkpoint, best_of, read_score, verify
 from ramet.policy.errors import CheckpointError
-from ramet.policy.lora import FILE_A, AdapterMerger, adapter_weights, adapters, check_lora, lora_config
+from ramet.policy.lora import ADAPTER_WEIGHTS, AdapterMerger, adapter_weights, adapters, check_lora, save_adapter
+from ramet.runs.hub_inputs import local_model, recorded_name
 from ramet.runs.manifest import SavedRun, read_run
 from ramet.runs.selection import Selection
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # as peft names it
+from ramet.sft.checkpoints import SftLayout, chosen_checkpoint, step_of, weights_of
+from ramet.sft.output import ADAPTER, read_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,51 +63,66 @@ def export_run(
     *,
     dtype: Dtype | None = None,
     step: int | None = None,
-    model: Path | None = None,
+    model: Path | str | None = None,
     trust_remote_code: bool = False,
+    name: str | None = None,
 ) -> Exported:
-    """The newest whole checkpoint, or that of `step`. `dtype` None: the run's; `model`: where its base model is now.
+    """The newest whole checkpoint, or that of `step`; of a finished `ramet sft` its model. `dtype` None: the run's;
+    `model`: where its base model is now, a folder or a name of the hub; `name`: what the model card calls it, if not by
+    its folder.
 
     `trust_remote_code` lets the code run that the base model's folder brings; what the run's configuration has for it
     does not count. Raises `ConfigError`, and `InfraError` if the folder cannot be written or is not the trained policy.
     """
     _begin(out)
-    saved, config, checkpoint = _find(run, step, model, trust_remote_code)
-    weights = _read(checkpoint)
-    adapter = dict(adapters(weights))
-    trained = build_model(config, _merged(adapter, config) if adapter else weights, str(checkpoint.folder))
-    recorded = recorded_sequences(run, checkpoint.step)
+    saved, config, source = _find(run, step, model, trust_remote_code)
+    if source.adapter:
+        config = dataclasses.replace(config, path=whole_copy(config.path))
+    weights = _merged(source.adapter, config) if source.adapter else source.weights
+    trained = build_model(config, weights, str(source.folder))
+    recorded = recorded_sequences(run, source.step)
     sequences = recorded or random_sequences(trained.config.vocab_size)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     comparison = _export(trained, config, out, sequences, saved.temperature)
-    if (selection := _selection(run, checkpoint, saved.valid)) is not None:
+    if saved.job == "train" and (selection := _selection(run, source, saved.valid)) is not None:
         selection.write(out)
-    return _exported(trained.parameters(), out, checkpoint.folder, config.dtype, bool(recorded), comparison)
+    write_card(out, name, base=_base(saved, model), run=run, step=source.step)
+    return _exported(trained.parameters(), out, source.folder, config.dtype, bool(recorded), comparison)
 
 
 def export_adapter(
-    run: Path, out: Path, *, step: int | None = None, model: Path | None = None, trust_remote_code: bool = False
+    run: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    model: Path | str | None = None,
+    trust_remote_code: bool = False,
+    name: str | None = None,
 ) -> Exported:
-    """Export only the adapter of a run with `policy.lora_rank`, in float32; peft also needs the base.
+    """Export only the adapter of a run with `policy.lora_rank` or `sft.lora_rank`, in float32; peft also needs the
+    base.
 
     Raises as `export_run`.
     """
     _begin(out)
-    saved, config, checkpoint = _find(run, step, model, trust_remote_code)
-    adapter = dict(adapters(_read(checkpoint)))
-    raise_all(check_adapter(adapter, checkpoint.folder))
-    trained = build_model(config, _merged(adapter, config), str(checkpoint.folder))
-    recorded = recorded_sequences(run, checkpoint.step)
+    saved, config, source = _find(run, step, model, trust_remote_code, only_adapter=True)
+    adapter = source.adapter
+    raise_all(check_adapter(adapter, source.folder))
+    config = dataclasses.replace(config, path=whole_copy(config.path))
+    trained = build_model(config, _merged(adapter, config), str(source.folder))
+    recorded = recorded_sequences(run, source.step)
     sequences = recorded or random_sequences(trained.config.vocab_size)
     before = logprobs(trained, sequences, saved.temperature)
     config = dataclasses.replace(config, dtype=Dtype.FLOAT32)
     with new_folder(out) as folder:
-        write_adapter(folder, adapter, config)
+        save_adapter(folder, adapter, config.path, recorded_name(saved.model.path))
+        load_tokenizer(config).save_pretrained(folder)
         again = load_adapted(_comparable(config), folder)
         _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
         after = logprobs(again, sequences, saved.temperature)
         comparison = _passed(compare(before, before, after, sequences, config.dtype), config.dtype, out)
-    return _exported(adapter.values(), out, checkpoint.folder, config.dtype, bool(recorded), comparison)
+    write_card(out, name, base=config, run=run, step=source.step, adapter=True)
+    return _exported(adapter.values(), out, source.folder, config.dtype, bool(recorded), comparison)
 
 
 def export_verl(
@@ -111,20 +130,25 @@ def export_verl(
     out: Path,
     *,
     dtype: Dtype = Dtype.BFLOAT16,
-    model: Path | None = None,
+    model: Path | str | None = None,
     trust_remote_code: bool = False,
+    name: str | None = None,
 ) -> Exported:
-    """The model of a verl checkpoint. `model`: a folder with configuration and tokenizer, if not among the shards.
+    """The model of a verl checkpoint. `model`: a folder, or name of the hub, with configuration and tokenizer, if they
+    are not among the shards.
 
     Raises as `export_run`.
     """
     _begin(out)
-    if model is not None and not (model / "config.json").is_file():
-        raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder")
+    if model is not None:
+        model = local_model(str(model), "--model", weights=False)
+        if not (Path(model) / "config.json").is_file():
+            raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder")
     config = ModelConfig(path=str(model or model_folder(shards)), dtype=dtype, trust_remote_code=trust_remote_code)
     trained = build_model(config, read_shards(shards), str(shards))
     sequences = random_sequences(trained.config.vocab_size)
     comparison = _export(trained, config, out, sequences, temperature=1.0)
+    write_card(out, name, base=config)
     return _exported(trained.parameters(), out, shards, dtype, False, comparison)
 
 
@@ -145,8 +169,14 @@ def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
     )
 
 
-def _located(saved: SavedRun, model: Path | None) -> ModelConfig:
+def _located(saved: SavedRun, model: Path | str | None) -> ModelConfig:
+    """The run's model on this machine; of one of the hub without its weights, which only an adapter needs."""
     config = saved.model if model is None else dataclasses.replace(saved.model, path=str(model))
+    key = "model.path" if model is None else "--model"
+    config = dataclasses.replace(config, path=local_model(config.path, key, pinned=model is None, weights=False))
+    if config.tokenizer is not None:
+        tokenizer = local_model(config.tokenizer, "model.tokenizer", pinned=True, weights=False)
+        config = dataclasses.replace(config, tokenizer=tokenizer)
     if not (Path(config.path) / "config.json").is_file():
         raise ConfigError(
             f"{'model.path' if model is None else '--model'}: {config.path} has no config.json (working directory: "
@@ -155,17 +185,71 @@ def _located(saved: SavedRun, model: Path | None) -> ModelConfig:
     return config
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainedWeights:
+    """What a run has trained, as it was found on disk."""
+
+    step: int
+    folder: Path
+    weights: Mapping[str, Tensor]
+    adapter: Mapping[str, Tensor]  # of LoRA, under peft's names; the weights are then those of the base model
+
+
+def _base(saved: SavedRun, model: Path | str | None) -> ModelConfig:
+    """The model that the run began with. Its card names the licence, if it can be had; the export is done without."""
+    try:
+        return _located(saved, model)
+    except RametError:
+        return saved.model
+
+
 def _find(
-    run: Path, step: int | None, model: Path | None, trust_remote_code: bool
-) -> tuple[SavedRun, ModelConfig, Checkpoint]:
+    run: Path, step: int | None, model: Path | str | None, trust_remote_code: bool, *, only_adapter: bool = False
+) -> tuple[SavedRun, ModelConfig, _TrainedWeights]:
     saved = read_run(run)
-    if saved.job != "train":
-        raise ConfigError(f"{run} is a `ramet {saved.job}` run, and only `ramet train` runs have a policy to export")
+    if saved.job not in ("train", "sft"):
+        raise ConfigError(f"{run} is a `ramet {saved.job}` run, and only `ramet train` and `ramet sft` train a model")
+    if saved.job == "sft" and step is None and not only_adapter and (done := _finished_sft(run)) is not None:
+        config = dataclasses.replace(saved.model, path=str(done.folder), tokenizer=None, chat_template=None)
+        return saved, dataclasses.replace(config, trust_remote_code=trust_remote_code), done
     config = dataclasses.replace(_located(saved, model), trust_remote_code=trust_remote_code)
-    return saved, config, find_checkpoint(run / "checkpoints", step)
+    if saved.job == "sft":
+        return saved, config, _sft_source(run, step)
+    checkpoint = find_checkpoint(run / "checkpoints", step)
+    weights = _read(checkpoint)
+    adapter = dict(adapters(weights))
+    return (
+        saved,
+        config,
+        _TrainedWeights(step=checkpoint.step, folder=checkpoint.folder, weights=weights, adapter=adapter),
+    )
 
 
-def _selection(run: Path, checkpoint: Checkpoint, valid: tuple[str, ...]) -> Selection | None:
+def _finished_sft(run: Path) -> _TrainedWeights | None:
+    """The model of a finished `ramet sft`, merged with what LoRA has trained; None if it is not finished."""
+    summary = read_summary(run)
+    if summary is None:
+        return None
+    folder = next((path for path in (Path(summary.model), run / "model") if path.is_dir()), None)
+    if folder is None:
+        return None
+    step = summary.best_step or summary.steps
+    return _TrainedWeights(step=step, folder=folder, weights=dict(WeightFiles(folder)), adapter={})
+
+
+def _sft_source(run: Path, step: int | None) -> _TrainedWeights:
+    """The adapter of a finished `ramet sft`, or what one of its checkpoints has."""
+    summary, folder = read_summary(run), run / ADAPTER
+    if step is None and summary is not None and folder.is_dir():
+        adapter = load_file(folder / ADAPTER_WEIGHTS)
+        return _TrainedWeights(step=summary.best_step or summary.steps, folder=folder, weights={}, adapter=adapter)
+    checkpoint = chosen_checkpoint(run / "checkpoints", step)
+    weights = weights_of(checkpoint)
+    adapter = weights if SftLayout.read(checkpoint.parent).lora_rank else {}
+    return _TrainedWeights(step=step_of(checkpoint), folder=checkpoint, weights=weights, adapter=adapter)
+
+
+def _selection(run: Path, checkpoint: _TrainedWeights, valid: tuple[str, ...]) -> Selection | None:
     """How a validation chose this checkpoint; None: it is not the best of those that are there."""
     score = read_score(checkpoint.folder)
     if score is None:
@@ -174,7 +258,7 @@ def _selection(run: Path, checkpoint: Checkpoint, valid: tuple[str, ...]) -> Sel
     best = best_of([(folder, read_score(folder)) for folder in folders], score.metric)
     if best is None or best[0] != checkpoint.folder:
         return None
-    return Selection(step=checkpoint.step, metric=score.metric, value=score.value, data=valid)
+    return Selection(step=checkpoint.step, metric=score.metric, value=score.value, data=tuple(map(public_name, valid)))
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -212,22 +296,9 @@ def _export(
 def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:
     """Return why there is no adapter to write."""
     if not adapter:
-        return [f"--adapter: {where} holds whole weights, as runs with policy.lora_rank=0 do; leave --adapter out"]
+        runs = "runs without policy.lora_rank or sft.lora_rank"
+        return [f"--adapter: {where} holds whole weights, as {runs} do; leave --adapter out"]
     return check_lora()
-
-
-def write_adapter(folder: Path, adapter: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Weights under peft's names, configuration and tokenizer. The rank and the layers are read from the tensors."""
-    factors = {name.removesuffix(FILE_A): tensor for name, tensor in adapter.items() if name.endswith(FILE_A)}
-    targets = {layer.rpartition(".")[2] for layer in factors}
-    rank = next(iter(factors.values())).shape[0]
-    described = lora_config(targets, rank, base=str(Path(config.path).resolve()))
-    described.inference_mode = True
-    described.save_pretrained(str(folder))
-    save_file(
-        {name: tensor.contiguous() for name, tensor in adapter.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"}
-    )
-    load_tokenizer(config).save_pretrained(folder)
 
 
 def load_adapted(config: ModelConfig, folder: Path) -> PreTrainedModel:

@@ -46,6 +46,15 @@ def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
     return any(isinstance(container, Mapping | list | tuple) for container in level)
 
 
+def read_json(text: str) -> Any:
+    """The value of a JSON text; None if it is not JSON, or nested more than `MAX_NESTING` levels deep."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # an integer of thousands of digits is a `ValueError` too
+        return None
+    return None if too_deep(value) else value
+
+
 def json_fault(value: Any) -> str | None:
     """Name the part of a value that Python read from JSON and others would refuse; None without such a part.
 

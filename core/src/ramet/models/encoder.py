@@ -11,7 +11,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -72,7 +72,7 @@ class Encoder:
 
         `tools` are those that the template describes.
         """
-        if self._rule is ChatMarkup.NEUTRALISE and self.chat_markup(messages):
+        if self._rule is ChatMarkup.NEUTRALISE and self.chat_markup(messages, tools):
             return self._neutral(messages, tools)
         return self.markup(self.template.render(messages, tools, generation_prompt=True))
 
@@ -93,17 +93,17 @@ class Encoder:
             parts += [Untrusted(text=spelled(message.content)), Markup(text=text)]
         return [part for part in parts if part.text]
 
-    def chat_markup(self, messages: Sequence[Message]) -> int:
-        """How many special tokens of the chat template are in the messages' own text."""
-        return sum(len(self._chat.findall(message.content)) for message in messages)
+    def chat_markup(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
+        """How many special tokens of the chat template are in the own text of messages and tools."""
+        return sum(len(self._chat.findall(text)) for text in _texts(messages, tools))
 
     def _neutral(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> array[int]:
-        """Return the ids that `prompt` returns, with chat markup in the messages spelled out.
+        """Return the ids that `prompt` returns, with chat markup in messages and tools spelled out.
 
         The template is given a placeholder for each.
         """
         fence, end, spelled = "\ue000", "\ue001", list[str]()
-        while any(fence in message.content for message in messages):
+        while any(fence in text for text in _texts(messages, tools)):
             fence += "\ue000"
 
         def placeholder(match: re.Match[str]) -> str:
@@ -111,8 +111,12 @@ class Encoder:
             return f"{fence}{len(spelled) - 1}{end}"
 
         fenced = [replace(message, content=self._chat.sub(placeholder, message.content)) for message in messages]
+        described = [
+            ToolSchema(**_with_texts(tool.function["function"], lambda text: self._chat.sub(placeholder, text)))
+            for tool in tools
+        ]
         # Every second part is the number of a placeholder.
-        parts = re.split(f"{fence}(\\d+){end}", self.template.render(fenced, tools, generation_prompt=True))
+        parts = re.split(f"{fence}(\\d+){end}", self.template.render(fenced, described, generation_prompt=True))
         ids = array("i")
         for index, part in enumerate(parts):
             ids += self.untrusted(spelled[int(part)]) if index % 2 else self.markup(part)
@@ -153,6 +157,20 @@ class Encoder:
         added = self.tokenizer.added_tokens_decoder
         special = {i for i, token in added.items() if token.special} | {self.eos_id}
         return next((i for i in self.markup(tail or "") if i in special), self.eos_id)
+
+
+def _texts(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Iterator[str]:
+    yield from (message.content for message in messages)
+    yield from (json.dumps(tool.function, ensure_ascii=False, default=str) for tool in tools)
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON with every text and key changed."""
+    if isinstance(value, Mapping):
+        return {change(str(key)): _with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 class _Coder(Protocol):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from difflib import get_close_matches
 from pathlib import Path
 
 from ramet.config.schema import ModelConfig
-
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+from ramet.hub import MODEL
 
 
 def check_folder(config: ModelConfig) -> list[str]:
     """Return the problems that leave nothing else to look at: it is not a folder, or the directory of a run."""
     folder = Path(config.path)
     if config.path == "???" or not folder.is_dir():
-        problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
-        return [problem + _fetch(config) + _close(folder)]
+        problem = (
+            f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder, or OWNER/NAME of the hub"
+        )
+        return [problem + _hub(config) + _close(folder)]
     if _is_run(folder):
         return [f"model.path: {config.path!r} is the directory of a run; {_model_of(folder)}"]
     return []
@@ -42,8 +42,6 @@ def _close(folder: Path) -> str:
     return f". Did you mean {str(folder.parent / close_names[0])!r}?" if close_names else ""
 
 
-def _fetch(config: ModelConfig) -> str:
-    """Say how to fetch a model of the Hugging Face hub, since nothing is ever downloaded here."""
-    if not HUB_NAME.fullmatch(config.path) or Path(config.path).parent.is_dir():
-        return ""
-    return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
+def _hub(config: ModelConfig) -> str:
+    """Say how to name a model of the hub whose owner is also a folder here: it was taken for a path."""
+    return f" (hf://{config.path} is the one of the hub)" if MODEL.fullmatch(config.path) else ""

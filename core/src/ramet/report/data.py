@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from ramet.errors import ConfigError
 from ramet.evaluate.stored import StoredEvaluation
 from ramet.report.evaluation import evaluation_data
+from ramet.runs.hub_inputs import recorded_folder
 from ramet.runs.manifest import BROKEN_CONFIG, read_config
 from ramet.tracking.columns import RL
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
@@ -24,13 +26,24 @@ MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
 SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
 SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
 FIRST = ("reward/roots_mean", "reward/mean", "rollout/forks_per_group")  # curves, before the console's
-MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, with those
+# Metrics that are shown at once, with those.
+MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss", "sft/valid_loss")
 EVALUATION = "eval/"  # metrics of an evaluation, which has one value of each: they are in its table
 
 Json = dict[str, Any]
 
 
-def overview(run: Path, evaluation: StoredEvaluation | None = None) -> Json:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPhases:
+    """Other runs that the report of one shows too, under the name of all."""
+
+    name: str
+    sft: Path | None  # with the curves of SFT
+    evaluation: Path | None
+    summary: Json  # numbers of the whole
+
+
+def overview(run: Path, evaluation: StoredEvaluation | None = None, phases: ReportPhases | None = None) -> Json:
     """Everything on the first page. Raises `ConfigError` if the folder is missing or holds neither metrics nor an
     `evaluation`.
     """
@@ -38,7 +51,8 @@ def overview(run: Path, evaluation: StoredEvaluation | None = None) -> Json:
         raise ConfigError(f"report: {run} is not a folder; give a run directory such as runs/NAME")
     curves = curves_of(read_metrics(run / NAME))
     sft = {name: curve for name, curve in curves.items() if name.startswith(SFT_AREA)}
-    sft |= curves_of(read_metrics(run / SFT_FOLDER / NAME))
+    sft_run = run / SFT_FOLDER if phases is None or phases.sft is None else phases.sft
+    sft |= curves_of(read_metrics(sft_run / NAME))
     if not curves and not sft and evaluation is None:
         raise ConfigError(
             f"report: no metrics in {run}: {NAME} and {SFT_FOLDER}/{NAME} are missing or empty; has the run started?"
@@ -47,9 +61,9 @@ def overview(run: Path, evaluation: StoredEvaluation | None = None) -> Json:
     sections = [_section("Training", "step", training), _section("SFT", "optimiser step", sft)]
     manifest = read_json(run / "manifest.json")
     return {
-        "name": run.resolve().name,
+        "name": run.resolve().name if phases is None else phases.name,
         "sections": [section for section in sections if section["curves"]],
-        "summary": _summary(read_json(run / "summary.json")),
+        "summary": _summary(read_json(run / "summary.json") if phases is None else phases.summary),
         "evaluation": None if evaluation is None else evaluation_data(evaluation),
         "facts": _facts(manifest),
         "manifest": json.dumps(manifest, indent=2) if manifest else None,
@@ -61,7 +75,7 @@ def overview(run: Path, evaluation: StoredEvaluation | None = None) -> Json:
 def tokenizer_folders(run: Path, config: DictConfig) -> list[Path]:
     """Folders that may hold the run's tokenizer: in the run itself, or in the folders that its configuration names."""
     named = [OmegaConf.select(config, key) for key in ("model.tokenizer", "model.path")]
-    return [run / "tokenizer", run / "model", *(Path(value) for value in named if isinstance(value, str))]
+    return [run / "tokenizer", run / "model", *(recorded_folder(value) for value in named if isinstance(value, str))]
 
 
 def read_json(path: Path) -> Json | None:

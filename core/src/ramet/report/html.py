@@ -17,7 +17,7 @@ from string import Template
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.io.os_errors import os_error_text
-from ramet.report.data import overview, stored_config, tokenizer_folders
+from ramet.report.data import ReportPhases, overview, stored_config, tokenizer_folders
 from ramet.report.evaluation import find_evaluation
 from ramet.report.rollouts import Steps, collect_steps, safe_json
 from ramet.report.tree import find_splitter
@@ -29,8 +29,9 @@ SCRIPTS = ("text.js", "curves.js", "evaluation.js", "overview.js", "tasks.js", "
 STYLES = ("page.css", "rollouts.css")
 
 
-def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the report of a run directory to `out`, by default its `report.html`, and return the path.
+def write_report(run: Path, out: Path | None = None, phases: ReportPhases | None = None) -> Path:
+    """Write the report of a run directory to `out`, by default its `report.html`, and return the path. `phases`: other
+    runs that it shows too.
 
     Raises `ConfigError` if the folder is missing or holds neither metrics nor results, and if `out` cannot be written
     or is something else than an earlier report.
@@ -39,8 +40,9 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     out = out or run / "report.html"
     _check_out(out)
     config = stored_config(run)
-    evaluation = find_evaluation(run, config)
-    facts = overview(run, evaluation)
+    measured = run if phases is None or phases.evaluation is None else phases.evaluation
+    evaluation = find_evaluation(measured, stored_config(measured))
+    facts = overview(run, evaluation, phases)
     steps = collect_steps(run, evaluation, find_splitter(tokenizer_folders(run, config)), max_bytes=MAX_BYTES)
     text = page({**facts, "notes": steps.notes}, steps)
     try:

@@ -14,8 +14,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +31,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import ComponentConfig, ModelConfig
 from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError, PluginError
+from ramet.hub import cached_name, model_name
 from ramet.io.atomic import write_file
 from ramet.plugins import OBJECTS, load_plugins
 from ramet.plugins.plugin_code import code_hash, object_hash
@@ -110,6 +111,8 @@ class Manifest:
     plugins: list[PluginRecord]
     data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
     model: str | None = None  # fingerprint of the model's folder
+    hub: dict[str, str] = field(default_factory=dict)  # names of the hub (keys, if from the environment) -> commit
+    prompt: dict[str, Any] | None = None  # how the model is asked: what a model card needs; None: not known
     files: dict[str, str] = field(default_factory=dict)  # sha256 of what options of components name, and of objects
     attempts: list[Attempt] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(6))  # of the run, for trackers; kept when it is resumed
@@ -125,7 +128,11 @@ class SavedRun:
 
 
 def make_manifest(
-    resolved: Resolved, *, data: Mapping[str, DataRecord] | None = None, model: str | None = None
+    resolved: Resolved,
+    *,
+    data: Mapping[str, DataRecord] | None = None,
+    model: str | None = None,
+    prompt: dict[str, Any] | None = None,
 ) -> Manifest:
     """The manifest of a run that starts or resumes now, with one attempt: this process."""
     run = resolved.config.run
@@ -140,6 +147,8 @@ def make_manifest(
         plugins=_plugins(),
         data=dict(data or {}),
         model=model,
+        prompt=prompt,
+        hub=dict(resolved.hub),
         files=input_files(resolved),
         attempts=[
             Attempt(
@@ -170,9 +179,12 @@ def read_manifest(path: Path) -> Manifest:
             raise ConfigError(f"{path}: format {values.get('format')!r}; this ramet reads format {FORMAT}")
         values.setdefault("id", "")  # of a run that began before ids were recorded; it gets one now
         values.setdefault("files", {})  # of one that began before these were
+        values.setdefault("hub", {})
+        values.setdefault("prompt", None)
         manifest = Manifest(**{known_field.name: values[known_field.name] for known_field in fields(Manifest)})
         manifest.plugins = [PluginRecord(**plugin) for plugin in values["plugins"]]
         manifest.data = {name: DataRecord(**record) for name, record in values["data"].items()}
+        manifest.hub = {str(name): str(commit) for name, commit in values["hub"].items()}
         manifest.attempts = [Attempt(**attempt) for attempt in values["attempts"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a manifest: {error!r}") from error
@@ -188,6 +200,13 @@ def read_config(file: Path) -> DictConfig:
     if not isinstance(config, DictConfig):
         raise ValueError("holds no sections")
     return config
+
+
+def read_values(file: Path) -> dict[Any, Any]:
+    """Return what `read_config` reads as plain values, `${…}` as it is written. Raises `BROKEN_CONFIG`."""
+    values = OmegaConf.to_container(read_config(file), resolve=False)
+    assert isinstance(values, dict)
+    return values
 
 
 def read_run(run: Path) -> SavedRun:
@@ -210,7 +229,16 @@ def read_run(run: Path) -> SavedRun:
         model.trust_remote_code = False
     except BROKEN_CONFIG as error:
         raise ConfigError(f"{file}: not the configuration of a run: {error}") from error
-    return SavedRun(job=read_manifest(run / "manifest.json").job, model=model, temperature=temperature, valid=valid)
+    manifest = read_manifest(run / "manifest.json")
+    for name in ("path", "tokenizer"):  # names from the environment have no commit in the file
+        if commit := manifest.hub.get(f"model.{name}"):
+            setattr(model, name, _at_commit(getattr(model, name), commit))
+    return SavedRun(job=manifest.job, model=model, temperature=temperature, valid=valid)
+
+
+def _at_commit(text: str, commit: str) -> str:
+    name = model_name(text)
+    return text if name is None else replace(name, revision=commit).uri
 
 
 def model_files(model: ModelConfig) -> list[Path]:
@@ -239,10 +267,21 @@ def input_files(resolved: Resolved) -> dict[str, str]:
     return hashes
 
 
-def model_fingerprint(*paths: Path) -> str:
-    """sha256 over files and the files of folders; of large files their size, beginning and end."""
+def model_sha256(resolved: Resolved) -> str:
+    """Return the fingerprint of a run's model, tokenizer and chat template."""
+    return model_fingerprint(*model_files(resolved.config.model), commits=resolved.hub.values())
+
+
+def model_fingerprint(*paths: Path, commits: Collection[str] = ()) -> str:
+    """sha256 over files and the files of folders; of large files their size, beginning and end.
+
+    Of copies of these commits of the hub their names: where a cache is, and which files it has, is no difference.
+    """
     digest = hashlib.sha256()
-    for source in sorted(set(paths)):
+    copies = {path: name for path in paths if (name := cached_name(path)) is not None and name.revision in commits}
+    for text in sorted(map(str, copies.values())):
+        digest.update(f"{text}\0".encode())
+    for source in sorted({*paths} - {*copies}):
         for path in sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]:
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
@@ -282,12 +321,15 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
+    installed = {package: version_of(package) for package in PACKAGES}
+    return versions | {package: number for package, number in installed.items() if number is not None}
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _plugins() -> list[PluginRecord]:

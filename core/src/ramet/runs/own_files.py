@@ -23,7 +23,7 @@ EVALUATED = ("results.tasks.jsonl", "results.rollouts.jsonl.gz")  # of `ramet ev
 SFT_SUMMARY = "sft.json"  # of a finished `ramet sft`, which need not have a checkpoint
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (  # written through their names
-    *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, *EVALUATED, "sft_loss.png", "wandb",
+    *FOLDERS, SERVICES, "model", "adapter", "metrics.jsonl", "run.log", UNFINISHED, *EVALUATED, "sft_loss.png", "wandb",
     "tensorboard",
 )  # fmt: skip
 RANDOM = r"[0-9a-f]{8}"  # in the names of temporary files: ramet/io/atomic.py
@@ -80,13 +80,13 @@ def has_saved(path: Path, job: str) -> bool:
 def _foreign(path: Path) -> Iterator[str]:
     if not path.is_dir():
         return
-    started = _is_lock(path / LOCK) and all((path / folder).is_dir() for folder in FOLDERS)
+    started = is_lock(path / LOCK) and all((path / folder).is_dir() for folder in FOLDERS)
     for entry in os.scandir(path):
         if entry.name in FOLDERS and entry.is_dir(follow_symlinks=False):
             allowed = IN_CHECKPOINTS if entry.name == "checkpoints" else TORN_ROLLOUTS
             yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if not allowed.fullmatch(name))
         elif entry.name == LOCK:
-            if not _is_lock(path / LOCK):
+            if not is_lock(path / LOCK):
                 yield LOCK
         elif not (started and _is_first(entry)):
             yield entry.name
@@ -100,8 +100,8 @@ def _is_first(entry: os.DirEntry[str]) -> bool:
     return is_named and entry.is_file(follow_symlinks=False)
 
 
-def _is_lock(path: Path) -> bool:
-    """Empty, or with an owner's name, which may be torn."""
+def is_lock(path: Path) -> bool:
+    """Whether the file is the lock of a run: empty, or with an owner's name, which may be torn."""
     if path.is_symlink() or not path.is_file():
         return False
     text = path.read_bytes()[: len(LOCK_TEXT)].decode(errors="replace")

@@ -106,7 +106,7 @@ def changes(old: RunState, new: RunState) -> Changes:
         else:
             differences.risky.append(text)
     differences.risky += _other_changes(old.manifest, new.manifest)
-    if _keep_best(old.config) == _keep_best(new.config) is not None:
+    if job == "sft" or _keep_best(old.config) == _keep_best(new.config) is not None:
         differences.risky += _valid_changes(old.manifest, new.manifest)
     differences.risky += _code_changes(old, new.manifest)
     return differences
@@ -194,7 +194,7 @@ def _data_changes(old: Manifest, new: Manifest) -> dict[str, str]:
 def _valid_changes(old: Manifest, new: Manifest) -> Iterator[str]:
     before, after = old.data.get("valid"), new.data.get("valid")
     if before is not None and after is not None and before.fingerprint != after.fingerprint:
-        yield f"the validation data, by which train.keep_best compares, was {_tasks(before)}, is {_tasks(after)}"
+        yield f"the held-out data, by which checkpoints are compared, was {_tasks(before)}, is {_tasks(after)}"
 
 
 def _tasks(data: DataRecord) -> str:

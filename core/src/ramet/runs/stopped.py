@@ -46,6 +46,7 @@ class StopListener:
     def __init__(self) -> None:
         self.signal: int | None = None  # the first one that came
         self._deferred = False
+        self._said = ""
 
     @property
     def asked(self) -> bool:
@@ -66,13 +67,13 @@ class StopListener:
                 signal.signal(number, old)
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Defer the signal: inside, the first one raises nothing; `asked` is then true."""
-        self._deferred = True
+    def deferred(self, said: str = "") -> Iterator[None]:
+        """Defer the signal: inside, the first one raises nothing; `asked` is then true, and `said` is printed."""
+        self._deferred, self._said = True, said
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred, self._said = False, ""
 
     def _defers(self) -> bool:
         """Called at the first signal, when `signal` is set. True: nothing is raised."""
@@ -85,6 +86,8 @@ class StopListener:
         self.signal = number
         if not self._defers():
             raise Stopped(number)
+        if self._said:
+            write_stderr(f"{signal.Signals(number).name}: {self._said}")
 
 
 def write_stderr(text: str) -> None:
@@ -112,10 +115,10 @@ def resume_command(resolved: Resolved, name: str) -> str:
     folder = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
     trusted = [word for file in resolved.trusted for word in (TRUST, str(file))]
     command = shlex.join(["ramet", resolved.job, *folder, *trusted, *last_by_key.values(), f"run.name={name}"])
-    return " ".join([*_plugin_variables(), command])
+    return " ".join([*plugin_variables(), command])
 
 
-def _plugin_variables() -> Iterator[str]:
+def plugin_variables() -> Iterator[str]:
     """Settings of the environment without which plugins of this run would be missing."""
     if os.environ.get("RAMET_PLUGINS") or os.environ.get("RAMET_BLOCK_PLUGINS"):
         set_here = ((name, os.environ.get(name)) for name in VARIABLES)

@@ -36,7 +36,7 @@ class Preemption(StopListener):
         self._asked = asyncio.Event()
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self, said: str = "") -> Iterator[None]:
         """Defer signals in the running event loop: none raises; `check`, `drop` and `finish` see it, then `settle`."""
         self._loop = asyncio.get_running_loop()
         try:

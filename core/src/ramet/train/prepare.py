@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ramet.cluster.check import check_cluster
 from ramet.components.build import Components
 from ramet.components.checks import check_components, check_forks, check_needs, warn_of_ratio_one
 from ramet.components.engines import check_engine
-from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
+from ramet.components.prompts import check_prompts, prompt_record, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
@@ -34,8 +34,8 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
-from ramet.rollout.prompts import Prompt
-from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
+from ramet.rollout.prompts import Prompt, markup_in
+from ramet.runs.manifest import DataRecord, model_sha256
 from ramet.runs.selection import selection_problem
 from ramet.tracking.trackers import check_trackers
 from ramet.train.data_sources import check_sources
@@ -60,6 +60,7 @@ class PreparedRun:
     foreign_tags: dict[str, list[str]]  # tag that a prompt names and no tool serves -> ids of the tasks
     data: dict[str, DataRecord]
     model: str  # fingerprint
+    prompt: dict[str, Any]  # how the model is asked, for its card
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
 
@@ -104,7 +105,7 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
             "data.valid is never measured, since train.eval_every=0; set train.eval_every=N for every N steps"
         )
     assert train is not None and tools is not None
-    return replace(_prepared(config, components, train, valid, played, tools), missing=missing)
+    return replace(_prepared(resolved, components, train, valid, played, tools), missing=missing)
 
 
 def _check_settings(resolved: Resolved, components: Components, elsewhere: bool) -> list[str]:
@@ -125,11 +126,13 @@ def _check_settings(resolved: Resolved, components: Components, elsewhere: bool)
 
 def check_task_tools(tasks: Sequence[Task], tools: ToolNames) -> list[str]:
     """Tasks may restrict tools to configured ones only."""
-    configured = tools.all
-    unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(configured))
-    if not unknown:
-        return []
-    return [f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(configured) or 'none'}"]
+    configured, problems = tools.all, tools.unanswered(tasks)
+    named = (task.tools for task in tasks if task.schemas is None)
+    unknown = sorted({tool for names in named for tool in names or ()} - set(configured))
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        problems.append(f"tools: the data names {names}; configured: {', '.join(configured) or 'none'}")
+    return problems
 
 
 def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
@@ -182,13 +185,14 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
 
 
 def _prepared(
-    config: Config,
+    resolved: Resolved,
     components: Components,
     train: TaskSet,
     valid: TaskSet | None,
     played_valid: ValidData,
     tools: ToolNames,
 ) -> PreparedRun:
+    config = resolved.config
     encoder = build_encoder(config) if has_tokenizer(config.model) else None
     prompt = task_prompts(components.step, config, tools)
 
@@ -202,7 +206,7 @@ def _prepared(
     kept_valid = short_enough(valid.tasks) if valid else None
     if encoder is not None and config.data.chat_markup is ChatMarkup.KEEP:
         for key, kept_tasks in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
-            warn_of_chat_markup(kept_tasks, lambda task: encoder.chat_markup(prompt(task).messages), key)
+            warn_of_chat_markup(kept_tasks, lambda task: markup_in(prompt(task), encoder), key)
     warn_of_ratio_one(config, components.loss)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
     played = [*tasks, *(kept_valid.tasks if kept_valid else [])]
@@ -221,7 +225,8 @@ def _prepared(
         tools=tools,
         foreign_tags=foreign,
         data=data,
-        model=model_fingerprint(*model_files(config.model)),
+        model=model_sha256(resolved),
+        prompt=prompt_record(components.step, config, tools, tasks[0]),
     )
 
 

@@ -36,7 +36,8 @@ from ramet.policy.checkpoint.store import Checkpoint, Checkpoints
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.record import GroupRecord, read_records
-from ramet.runs.manifest import Manifest, make_manifest, model_files, model_fingerprint, read_run
+from ramet.runs.hub_inputs import fetched
+from ramet.runs.manifest import Manifest, make_manifest, model_sha256, read_run
 from ramet.runs.own_files import file_rights
 from ramet.runs.resume import RunState, changes
 from ramet.runs.run_dir import RunDir
@@ -123,7 +124,8 @@ def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None 
     """
     source = _Source.read(folder)
     kept = [text for text in source.overrides if text.partition("=")[0].lstrip("+") != "run.name"]
-    resolved = compose([*kept, *overrides], job="train", config_dir=config_dir)
+    composed = compose([*kept, *overrides], job="train", config_dir=config_dir)
+    resolved = fetched(composed, commits=source.manifest.hub)
     config = resolved.config
     components, manifest = Components(config), _checked(resolved, source)
     total_steps = config.train.steps or max(1, source.n_tasks // config.train.tasks_per_step)
@@ -150,7 +152,7 @@ def _checked(resolved: Resolved, source: _Source) -> Manifest:
         *check_policy(config, elsewhere=False),
     ]
     raise_all(dict.fromkeys(problems))
-    manifest = make_manifest(resolved, data=source.manifest.data, model=model_fingerprint(*model_files(config.model)))
+    manifest = make_manifest(resolved, data=source.manifest.data, model=model_sha256(resolved))
     differences = changes(RunState.read(source.folder), RunState(config=resolved.text, manifest=manifest))
     if not config.run.allow_config_change:
         raise_all(

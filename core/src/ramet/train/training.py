@@ -74,7 +74,7 @@ def _result(folder: Path, steps: int) -> TrainResult:
 
 async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preemption: Preemption, log: RunLog) -> None:
     config, components = resolved.config, prepared.components
-    manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
+    manifest = make_manifest(resolved, data=prepared.data, model=prepared.model, prompt=prepared.prompt)
     raise_all(run_dir.check_resume(resolved, manifest))
     policy = policy_spec(config, components, prepared.total_steps)
     critic = critic_spec(config, components, prepared.total_steps)

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.cluster.ray.worker import ALLOCATOR, WorkerLost
 from ramet.components.build import Components, needs_rewards, start_rewards
+from ramet.components.engines import loads_weights
 from ramet.engines.protocol import EngineInfo, MayFail, Sleeper
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import InfraError
@@ -38,6 +40,7 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutRequest
+from ramet.runs.hub_inputs import on_this_node
 from ramet.types import Group
 
 
@@ -46,6 +49,8 @@ class RolloutActor(Actor):
 
     async def start(self) -> EngineInfo:
         setup: RolloutSetup = self._read_setup()
+        model = await asyncio.to_thread(on_this_node, setup.config.model, weights=loads_weights(setup.config))
+        setup = replace(setup, config=replace(setup.config, model=model))
         gc.freeze()  # as `heap_at_rest`, for as long as this process lives
         use_node_interface()  # vLLM's processes inherit it
         set_up_torch(setup.config.run)
@@ -180,11 +185,13 @@ class PolicyActor(Actor, PolicyRank):
     def start(self, address: str | None) -> None:
         """`address` is the rendezvous; None if there is one rank. After `take_rank`."""
         setup: PolicySetup = self._read_setup()
+        spec = replace(setup.spec, model=on_this_node(setup.spec.model))
+        critic = None if setup.critic is None else replace(setup.critic, model=on_this_node(setup.critic.model))
         use_node_interface()
         set_up_torch(setup.run)
         if address is not None:
             join_ranks(rank=self.rank, world_size=setup.world_size, address=address, timeout_s=setup.timeout_s)
-        PolicyRank.__init__(self, setup.spec, setup.critic, rank=self.rank, world_size=setup.world_size)
+        PolicyRank.__init__(self, spec, critic, rank=self.rank, world_size=setup.world_size)
         self._progress = lambda: self.progress
 
     def put_weights(self) -> list[ObjectRef[Bucket]]:
