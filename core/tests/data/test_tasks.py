@@ -130,7 +130,7 @@ def test_a_json_array_is_read_as_lines_are_and_a_broken_one_is_named(lines, tmp_
         ({"prompt": "q"}, "column answer: expected a text, a number, or a list of them, got no value"),
         (
             {"prompt": "q", "answer": "a", "tools": "python"},
-            "column tools: expected a list of tool names, got 'python'",
+            "column tools: expected a list of tool names or of schemas, got 'python'",
         ),
         ({"prompt": "q", "answer": "a", "data_source": 3}, "column data_source: expected a text"),
         ({"prompt": "a\0b", "answer": "a"}, "NUL or half a surrogate pair"),
@@ -252,6 +252,15 @@ def test_files_of_one_name_in_two_folders_keep_their_ids_apart(lines):
     paths = [lines({"prompt": "q", "answer": "a"}, name=f"{folder}/test.jsonl") for folder in ("a", "b")]
     ids = [task.id for task in load_tasks(paths).tasks]
     assert len(set(ids)) == 2
+
+
+def test_ids_and_records_of_files_of_the_hub_are_the_same_on_every_machine(lines: Callable[..., str]) -> None:
+    commits = {"x": "0" * 40, "y": "1" * 40}
+    for cache in ("a", "b/c"):
+        files = [f"{cache}/datasets--me--{name}/snapshots/{commits[name]}/train.jsonl" for name in commits]
+        found = load_tasks([lines({"prompt": "?", "answer": "1"}, name=file) for file in files])
+        assert found.files == [f"hf://datasets/me/{name}@{commits[name]}/train.jsonl" for name in commits]
+        assert [task.id for task in found.tasks] == [f"{file}/0" for file in found.files]
 
 
 def test_files_that_cannot_be_read_are_named_together(tmp_path: Path):

@@ -132,14 +132,12 @@ def test_the_form_can_be_fixed() -> None:
     assert list(option_problems(HermesConfig(form="xml"))) == ["form allowed: auto, tool_call, json, got xml"]
 
 
-def test_the_prompt_is_the_instruction_and_describes_tools_only_where_it_is_given_some() -> None:
-    step = Hermes(HermesConfig(instruction="Write the answer in \\boxed{}."))
-    assert Hermes(HermesConfig()).system_prompt([]) == ""
-    assert step.system_prompt([]) == "Write the answer in \\boxed{}."
+def test_the_prompt_describes_tools_only_where_it_is_given_some() -> None:
+    step = Hermes(HermesConfig())
+    assert step.system_prompt([]) == ""
     schema = json.dumps(echo_tool("echo").schema.function)
     told = step.system_prompt([echo_tool("echo").schema])
-    assert told.splitlines()[:3] == [
-        "Write the answer in \\boxed{}.",
+    assert told.splitlines()[:2] == [
         "You can use these tools, each described by a JSON schema:",
         schema,
     ]

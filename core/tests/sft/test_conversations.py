@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ramet.sft.conversations import is_trace, read_data, read_row
+from ramet.sft.conversations import AS_USUAL, read_data, read_row
 from ramet.sft.exchanges import Returned, Written
+from ramet.sft.layouts import RowLayout, is_sft_row
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -57,7 +58,7 @@ def test_a_row_level_system_prompt_counts_unless_it_is_empty(value: str | None, 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"text": "x"}, "no key 'conversations' or 'messages'; found text"),
+        ({"other": "x"}, "no key 'conversations' or 'messages'; found other"),
         ({"messages": [], "conversations": []}, "both 'conversations' and 'messages' are there"),
         ({"messages": "hi"}, "'messages' must be a list, got 'hi'"),
         ({"messages": []}, "'messages' is empty"),
@@ -143,9 +144,11 @@ def test_a_pattern_names_files_and_parquet_gives_the_same_conversations(tmp_path
 
 
 def test_a_row_of_turns_is_a_trace_and_a_task_is_none() -> None:
-    assert is_trace(GOOD, "prompt") and is_trace({"conversations": []}, "prompt")
-    assert not is_trace({"prompt": [{"role": "user", "content": "q"}], "answer": "a", "messages": None}, "prompt")
-    assert not is_trace({"messages": [{"role": "user", "content": "q"}], "answer": "a"}, "messages")
+    assert is_sft_row(GOOD, "prompt", AS_USUAL) and is_sft_row({"conversations": []}, "prompt", AS_USUAL)
+    prompt = [{"role": "user", "content": "q"}]
+    assert not is_sft_row({"prompt": prompt, "answer": "a", "messages": None}, "prompt", AS_USUAL)
+    assert not is_sft_row({"messages": prompt, "answer": "a"}, "messages", AS_USUAL)
+    assert is_sft_row({"talk": prompt}, "prompt", RowLayout(columns={"messages": "talk"}))
 
 
 def test_a_file_without_rows_is_a_problem(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ NONE = RowCounts(trained=0, too_long=0, malformed=0, unread=0)
 
 def test_the_task_of_ranks_is_a_new_file_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "task"
-    task = RankInputs(config=Config(), run=tmp_path, log_level=0, examples=[], counts=NONE, fingerprint="")
+    task = RankInputs(config=Config(), run=tmp_path, log_level=0, examples=[], valid=[], counts=NONE, fingerprint="")
     task.save(file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert RankInputs.load(file) == task

@@ -227,3 +227,87 @@ def test_a_row_that_the_chat_template_refuses_is_named(tiny_model: Path, tmp_pat
     config.config.model.chat_template = str(template)
     with pytest.raises(ConfigError, match=r"train\.jsonl, row 1: model\.chat_template: .*no system"):
         prepare(config)
+
+
+def test_rows_over_the_token_limit_are_cut_if_asked(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tiny_model, tmp_path, row(), row("x" * 3000), {**row(), "system": "s" * 3000})
+    config.config.sft.max_tokens, config.config.sft.truncate = 2000, True
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare(config)
+    counts = prepared.counts
+    assert (counts.trained, counts.cut, counts.too_long) == (2, 1, 1)  # of the third nothing would be trained
+    assert [len(example) for example in prepared.examples][1] == 2000
+    assert prepared.examples[1].trained[-1] == 1
+    assert caplog.messages[0] == "cut 1 of 3 rows to sft.max_tokens=2000; longest: 3158"
+
+
+def test_only_the_first_rows_of_each_entry_are_taken_if_asked(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tiny_model, tmp_path, *(row(f"<answer>{n}</answer>") for n in range(9)))
+    other = tmp_path / "other.jsonl"
+    other.write_text(Path(config.config.sft.data[0]).read_text())
+    config.config.sft.data.append(str(other))
+    config.config.sft.valid = [str(other)]
+    config.config.sft.max_samples = 2
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare(config)
+    places = [[example.where for example in part] for part in (prepared.examples, prepared.valid)]
+    rows = [f"{tmp_path}/{file}.jsonl, row {n}" for file in ("train", "other") for n in (1, 2)]
+    assert places == [rows, rows[2:]]
+    assert caplog.messages == ["2 of 2 rows of sft.valid are trained on, too: leave them out of one"]
+
+
+def test_a_share_is_drawn_by_the_seed_and_never_trained(tiny_model: Path, tmp_path: Path) -> None:
+    config = configured(tiny_model, tmp_path, *(row(f"<answer>{n}</answer>") for n in range(20)))
+    config.config.sft.valid_share = 0.25
+    first, second = prepare(config), prepare(config)
+    places = [{example.where for example in part} for part in (first.examples, first.valid)]
+    assert [len(part) for part in places] == [15, 5] and not places[0] & places[1]
+    assert (first.examples, first.valid) == (second.examples, second.valid)
+    assert (first.counts.trained, first.counts.held_out) == (15, 5)
+    config.config.run.seed += 1
+    assert {example.where for example in prepare(config).valid} != places[1]
+    config.config.sft.max_samples = 1
+    with pytest.raises(ConfigError, match=r"sft\.valid_share=0\.25: leaves none of 1 different rows to train on"):
+        prepare(config)
+
+
+def test_copies_of_a_row_are_on_its_side(tiny_model: Path, tmp_path: Path) -> None:
+    """Copies in one file, in two, and those that mixing makes."""
+    config = configured(tiny_model, tmp_path, *(row(f"<answer>{n % 10}</answer>") for n in range(20)))
+    small = tmp_path / "small.jsonl"
+    small.write_text("".join(json.dumps(row(f"<answer>{n}</answer>")) + "\n" for n in range(8, 13)))
+    config.config.sft.data.append(str(small))
+    config.config.sft.mixing = {"strategy": "interleave_over"}
+    config.config.sft.valid_share = 0.3
+    prepared = prepare(config)
+    texts = [[tuple(example.token_ids) for example in part] for part in (prepared.examples, prepared.valid)]
+    assert not set(texts[0]) & set(texts[1])
+    assert [len(set(part)) for part in texts] == [9, 4]
+    assert sum(map(len, texts)) == 40
+
+
+def test_held_out_files_are_read_as_the_others(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tiny_model, tmp_path, row(), row())
+    held_out = tmp_path / "held_out.jsonl"
+    config.config.sft.valid = [str(held_out)]
+    held_out.write_text(json.dumps(row("<answer>7</answer>")) + "\n")
+    prepared = prepare(config)
+    assert (prepared.counts.trained, prepared.counts.held_out) == (2, 1)
+    record = prepared.valid_record(config)
+    assert record is not None and record.files == [str(held_out)] and record.tasks == 1
+    held_out.write_text(json.dumps({"conversations": []}) + "\n")
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(config)
+    assert "held_out.jsonl, row 1: 'conversations' is empty" in str(caught.value)
+    assert "sft.valid: 1 of 1 rows are malformed" in str(caught.value)
+    held_out.write_text(json.dumps({"conversations": []}) + "\n" + json.dumps(row("<answer>7</answer>")) + "\n")
+    config.config.sft.malformed = Malformed.SKIP
+    with caplog.at_level(logging.WARNING):
+        assert prepare(config).counts.held_out == 1
+    assert "1 of 2 rows of sft.valid are malformed and left out:" in caplog.messages

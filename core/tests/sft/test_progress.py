@@ -44,8 +44,8 @@ class Training:
         monkeypatch.setattr("ramet.sft.progress.time", SimpleNamespace(monotonic=lambda: self.now))
         self.signals = StopListener()
         self.progress = SftProgress(recorded, SftConfig(), self.signals, ALONE)
-        self.state: Any = SimpleNamespace(global_step=4, max_steps=10)
-        self.control: Any = SimpleNamespace()
+        self.state: Any = SimpleNamespace(global_step=4, max_steps=10, best_global_step=None)
+        self.control: Any = SimpleNamespace(should_log=False)
 
     def begin(self) -> None:
         self.progress.on_train_begin(SimpleNamespace(logging_steps=1, save_steps=1), self.state, self.control)

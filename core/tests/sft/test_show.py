@@ -115,3 +115,41 @@ def test_everything_that_is_wrong_is_reported_together(
     )
     assert row == f"error: {tmp_path / 't.jsonl'}, row 1: 'messages' is empty"
     assert total.startswith("error: sft.data: 1 of 1 rows ")
+
+
+TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools[0].function.name }}<|end|>{% endif %}{% for m in messages %}"
+    "{{ '<|user|>=' if m.role == 'tool' else '<|' + m.role + '|>' }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_sets_of_a_dataset_info_show_what_is_trained_of_calls_replies_and_history(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {"name": "weather", "arguments": {"city": "Paris"}}
+    turns = [("human", "Paris?"), ("function_call", json.dumps(call)), ("observation", "15"), ("gpt", "Mild.")]
+    calls = {"conversations": [{"from": role, "value": text} for role, text in turns], "tools": json.dumps([call])}
+    chat = {"instruction": "1+1?", "output": "2", "history": [["hi", "ho"]]}
+    columns = {"messages": "conversations", "tools": "tools"}
+    listed = {
+        "calls": {"file_name": "calls.json", "formatting": "sharegpt", "columns": columns},
+        "chat": {"file_name": "chat.json",
+                 "columns": {"prompt": "instruction", "response": "output", "history": "history"}},
+    }  # fmt: skip
+    for name, content in (("calls.json", [calls]), ("chat.json", [chat]), ("dataset_info.json", listed)):
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    keys = [
+        f"model.path={tiny_model}", f"model.chat_template={tmp_path}/template.jinja", "rollout_step=hermes", "tools=[]",
+        f"sft.data=[{tmp_path}/dataset_info.json:calls,{tmp_path}/dataset_info.json:chat]",
+    ]  # fmt: skip
+    assert main(["sft", *keys, "--show", "3"]) == 0
+    shown = capsys.readouterr().out.splitlines()[3::3]
+    assert shown == [
+        "<|system|>weather<|end|><|user|>Paris?<|end|><|assistant|>"
+        f"{{+<tool_call>{json.dumps(call)}</tool_call><|end|>+}}<|user|>=15<|end|><|assistant|>{{+Mild.<|end|>+}}",
+        "<|user|>hi<|end|><|assistant|>{+ho<|end|>+}",
+        "<|user|>hi<|end|><|assistant|>ho<|end|><|user|>1+1?<|end|><|assistant|>{+2<|end|>+}",
+    ]

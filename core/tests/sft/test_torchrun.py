@@ -20,11 +20,20 @@ import torch
 from safetensors.torch import load_file
 
 from ramet.config.schema import Strategy
+from ramet.export.job import export_adapter, export_run
 from ramet.planning.memory_sft import SftInputs, sft_state
 from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
+from ramet.tracking.jsonl import read_metrics
 
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+PEFT = importlib.util.find_spec("peft") is not None
+LORA = "sft.lora_rank=4"
+# Steps become larger and do harm, so that the best model is not the last.
+MEASURED = ["sft.valid_share=0.2", "sft.trainer.eval_steps=4", "sft.trainer.max_steps=16", "sft.trainer.warmup_ratio=1"]
+HELD_OUT = {"fsdp": [*MEASURED, LORA, "sft.lr=0.1"], "zero3": [*MEASURED, "sft.lr=10"]}
+LORA_STRATEGIES = ["fsdp"] * PEFT + ["zero2", "zero3"] * (PEFT and DEEPSPEED)
 needs_deepspeed = pytest.mark.skipif(not DEEPSPEED, reason="ramet[deepspeed] is not installed")
+needs_peft = pytest.mark.skipif(not PEFT, reason="ramet[lora] is not installed")
 ZERO = [pytest.param(name, marks=needs_deepspeed) for name in ("zero0", "zero2", "zero3")]
 
 
@@ -40,6 +49,11 @@ def trained(sft_arguments: list[str], tmp_path_factory: pytest.TempPathFactory) 
     if DEEPSPEED:
         trainings += [(training(name, name), None) for name in ("zero0", "zero2", "zero3")]
         trainings += [(training("zero3", "killed"), 8), (training("zero3", "killed"), None)]
+    for strategy in ["fsdp"] * PEFT + ["zero3"] * DEEPSPEED:
+        trainings.append(([*training(strategy, f"held_out_{strategy}"), *HELD_OUT[strategy]], None))
+    for strategy in LORA_STRATEGIES:  # one is killed after its first checkpoint, and resumed
+        with_lora = [*training(strategy, f"lora_{strategy}"), LORA]
+        trainings += [(with_lora, 8)] * (strategy == "zero3") + [(with_lora, None)]
     file = tmp_path_factory.mktemp("trainings") / "trainings.json"
     file.write_text(json.dumps(trainings))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -117,3 +131,45 @@ def test_two_ranks_of_zero3_that_the_command_starts_train_as_one(
     run = sft_run("alone", "sft.strategy=zero3", "cluster.policy_workers=2")
     assert losses(run) == pytest.approx(losses(one_rank), abs=1e-4)
     check_model(run, one_rank)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2", "zero3"])
+def test_two_ranks_train_the_adapter_of_one_and_its_checkpoints_are_exported(
+    trained: Path, sft_run: Callable[..., Path], losses: Any, tmp_path: Path, strategy: str
+) -> None:
+    if strategy not in LORA_STRATEGIES:
+        pytest.skip("needs peft and, but for fsdp, deepspeed")
+    run, one = trained / f"lora_{strategy}", trained / "one_lora"
+    if not one.exists():
+        sft_run("one_lora", LORA)
+    assert json.loads((run / "sft.json").read_text())["resumed_step"] == (8 if strategy == "zero3" else 0)
+    assert losses(run) == pytest.approx(losses(one), abs=1e-4)
+    for file in ("adapter/adapter_model.safetensors", "model/model.safetensors"):
+        theirs, ours = load_file(one / file), load_file(run / file)
+        assert theirs.keys() == ours.keys()
+        for name, weight in theirs.items():
+            torch.testing.assert_close(ours[name], weight, atol=5e-4, rtol=0)
+    export_adapter(run, tmp_path / "adapter", step=16)
+    export_run(run, tmp_path / "merged", step=16)
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("fsdp", marks=needs_peft), pytest.param("zero3", marks=needs_deepspeed)]
+)
+def test_two_ranks_measure_as_one_and_leave_the_model_of_the_lowest_held_out_loss(
+    trained: Path, sft_run: Callable[..., Path], tmp_path: Path, strategy: str
+) -> None:
+    run, one = trained / f"held_out_{strategy}", sft_run(f"one_held_out_{strategy}", *HELD_OUT[strategy])
+    (steps, losses), (_, alone) = (
+        zip(*((line.step, line.metrics["sft/valid_loss"]) for line in read_metrics(folder / "metrics.jsonl")
+              if "sft/valid_loss" in line.metrics), strict=True)
+        for folder in (run, one)
+    )  # fmt: skip
+    assert steps == (0, 4, 8, 12, 16)
+    assert losses[0] == pytest.approx(alone[0], rel=1e-4)
+    summary = json.loads((run / "sft.json").read_text())
+    assert (summary["valid_loss"], summary["best_step"]) == min(zip(losses[1:], steps[1:], strict=True))
+    assert summary["best_step"] < 16
+    export_run(run, tmp_path / "best", step=summary["best_step"])
+    best, left = (load_file(folder / "model.safetensors") for folder in (tmp_path / "best", run / "model"))
+    torch.testing.assert_close(left, best, rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
-from ramet.sft.conversations import read_files
+from ramet.sft.conversations import read_data
 from ramet.sft.traces import TraceReport, check_traces
 
 STEP = Tags(TagsConfig())
@@ -23,7 +23,7 @@ def reported(
     file = folder / "t.jsonl"
     lines = [json.dumps({"messages": [{"role": "user", "content": "q"}, *turns]}) for turns in rows]
     file.write_text("\n".join(lines) + "\n")
-    return check_traces(read_files([file]), step, tools)
+    return check_traces(read_data([str(file)]), step, tools)
 
 
 def rows(problems: Any) -> list[tuple[int, str]]:
@@ -91,7 +91,7 @@ def test_a_step_that_cannot_check_traces_lets_them_pass(tmp_path: Path, brackets
 def test_rows_that_hold_no_conversation_are_problems(tmp_path: Path, content: str) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text("\n" + content)
-    report = check_traces(read_files([file]), STEP, [])
+    report = check_traces(read_data([str(file)]), STEP, [])
     assert [(problem.file, problem.row) for problem in report.problems] == [(str(file), 2)]
     assert report.sound == []
 

@@ -16,6 +16,7 @@ from ramet.io.json_rows import DataRow
 from ramet.io.json_values import cut
 from ramet.types import Task
 
+DESCRIBED = "those that the row describes"
 MAX_FIELDS = 40  # of one struct; more would fill the screen
 
 
@@ -51,9 +52,9 @@ class Inspection:
         return Counter(task.data_source for task in self.tasks)
 
     @property
-    def tools(self) -> Counter[tuple[str, ...] | None]:
-        """The tools that the tasks allow; None: all that are configured."""
-        return Counter(task.tools for task in self.tasks)
+    def tools(self) -> Counter[tuple[str, ...] | str | None]:
+        """The tools that the tasks allow; None: all that are configured; a text: those that rows describe."""
+        return Counter(task.tools if task.schemas is None else DESCRIBED for task in self.tasks)
 
     @property
     def duplicates(self) -> list[list[int]]:

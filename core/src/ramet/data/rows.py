@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from ramet.data.layout import ABSENT, Columns, answer_column, value_at
+from ramet.data.tool_schemas import read_tools, without_nulls
 from ramet.io.json_rows import DataRow
 from ramet.io.json_values import cut
-from ramet.types import Message, Task, user_prompt
+from ramet.types import Message, Task, ToolSchema, user_prompt
 
 ROLES = ("system", "user", "assistant")
 
@@ -30,12 +32,14 @@ def make_task(row: DataRow, prefix: str, stem: str, columns: Columns) -> Task:
         _number(value_at(values, columns.difficulty), columns.difficulty)  # it stays in the metadata
     used = {columns.prompt, answer, columns.id, columns.data_source, columns.tools}
     source = _optional(values, columns.data_source)
+    tools, schemas = _tools(_optional(values, columns.tools), columns.tools)
     return Task(
         id=f"{prefix}/{row.number - 1}" if columns.id is None else _id(value_at(values, columns.id), columns.id),
         prompt=_prompt(value_at(values, columns.prompt), columns.prompt),
-        answer=_answers(value_at(values, answer), answer),
+        answer=_answers(_gold(value_at(values, answer), schemas), answer),
         data_source=stem if source is None else _text(source, columns.data_source),
-        tools=_tools(_optional(values, columns.tools), columns.tools),
+        tools=tools,
+        schemas=schemas,
         metadata={name: _json(value) for name, value in values.items() if name not in used},
     )
 
@@ -67,6 +71,8 @@ def _text(value: Any, column: str | None) -> str:
 def _prompt(value: Any, column: str) -> tuple[Message, ...]:
     if not isinstance(value, list):
         return user_prompt(_text(value, column))
+    if len(value) == 1 and isinstance(value[0], list):
+        value = value[0]  # BFCL's list of turns, with one turn
     messages = tuple(_message(message, column) for message in value)
     if not messages or messages[-1].role != "user":
         raise _bad(column, "expected chat messages of which the last is the user's", value)
@@ -106,12 +112,38 @@ def _number(value: Any, column: str) -> None:
         raise _bad(column, "expected a number", value)
 
 
-def _tools(value: Any, column: str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def _tools(value: Any, column: str | None) -> tuple[tuple[str, ...] | None, tuple[ToolSchema, ...] | None]:
+    """Names of configured tools, or the tools that the row itself describes, also as JSON text."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None, None
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, dict) or (isinstance(item, str) and item.lstrip()[:1] in ("[", "{")) for item in items):
+        schemas, problems = read_tools(value)
+        if problems:
+            raise BadRow(f"column {column}: {'; '.join(problems)}")
+        return None, schemas
     if not isinstance(value, list):
-        raise _bad(column, "expected a list of tool names", value)
-    return tuple(_text(name, column) for name in value)
+        raise _bad(column, "expected a list of tool names or of schemas", value)
+    return tuple(_text(name, column) for name in value), None
+
+
+def _gold(value: Any, schemas: tuple[ToolSchema, ...] | None) -> Any:
+    """The answer of a row that describes tools: calls, which are objects there, as the JSON text that rewards read. A
+    list of lists of calls is several answers.
+    """
+    if schemas is None:
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, list) and _are_calls(item) for item in value):
+        return [_calls_as_text(item) for item in value]
+    return _calls_as_text(value) if _are_calls(value) else value
+
+
+def _are_calls(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+
+
+def _calls_as_text(value: Any) -> str:
+    return json.dumps(_json(without_nulls(value)), ensure_ascii=False)
 
 
 def _json(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, Columns, re
 from ramet.data.row_problems import RowProblem, grouped
 from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
+from ramet.hub import cached_name
 from ramet.io.json_rows import DataRow
 from ramet.io.json_values import cut
 from ramet.types import Task
@@ -108,7 +109,7 @@ def load_tasks(
         fingerprint=fingerprint(collected.tasks),
         skipped=len(collected.bad),
         repaired=collected.repaired,
-        files=[*map(str, files), *benchmarks],
+        files=[*(str(cached_name(file) or file) for file in files), *benchmarks],
         benchmarks=collected.benchmarks,
     )
 
@@ -117,14 +118,19 @@ def fingerprint(tasks: Iterable[Task]) -> str:
     """sha256 over everything in the tasks, in order."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(json.dumps(dataclasses.asdict(task), sort_keys=True, default=dict).encode() + b"\n")
+        values = dataclasses.asdict(task)
+        if task.schemas is None:
+            del values["schemas"]  # data sets without them keep the fingerprint that they have always had
+        digest.update(json.dumps(values, sort_keys=True, default=dict).encode() + b"\n")
     return digest.hexdigest()
 
 
 def id_prefixes(files: Sequence[Path]) -> list[str]:
-    """What the ids of a file's tasks begin with: its stem, or its path where two files have the same stem."""
+    """What the ids of a file's tasks begin with: its stem, or its path where two files have the same stem. Of a file in
+    the hub's cache that is its name, which is the same on every machine.
+    """
     stems = Counter(path.stem for path in files)
-    return [path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in files]
+    return [path.stem if stems[path.stem] == 1 else str(cached_name(path) or path.with_suffix("")) for path in files]
 
 
 def read_tasks(path: Path, prefix: str, columns: Columns) -> Iterator[ReadRow]:

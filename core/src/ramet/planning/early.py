@@ -13,6 +13,7 @@ from ramet.config.checks import RUN_NAME, check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.data.benchmarks import is_benchmark
+from ramet.data.dataset_info import find_sets
 from ramet.data.files import find_files
 from ramet.errors import ConfigError, MissingHere
 from ramet.models.folder import check_folder
@@ -40,7 +41,8 @@ def early_problems(resolved: Resolved) -> list[str]:
 def _missing_files(config: Config, job: str) -> list[str]:
     """Patterns of data that name no file that can be read."""
     if job == "sft":
-        return [f"sft.data: {problem}" for problem in find_files(config.sft.data)[1]]
+        named = {"sft.data": config.sft.data, "sft.valid": config.sft.valid}
+        return [f"{key}: {text}" for key, sets in named.items() for text in find_sets(sets, fetch=False).problems]
     sources = [*config.data.train, *config.data.valid] if job == "train" else []
     return find_files([source for source in sources if not is_benchmark(source)])[1]
 

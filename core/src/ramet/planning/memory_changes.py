@@ -125,6 +125,8 @@ def _of_sft(inputs: SftInputs) -> Iterator[Change]:
     shorter = _sft(config, max_tokens=inputs.longest // 2)
     if inputs.steps is None or replace(inputs, config=shorter.config).fed:  # rows are left
         yield shorter
+    if not sft.lora_rank and not inputs.shape.has_experts:
+        yield _sft(config, lora_rank=32)
 
 
 def _half(config: Config) -> Iterator[Change]:

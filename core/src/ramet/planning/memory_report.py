@@ -18,7 +18,7 @@ from ramet.planning.memory_sft import SftInputs, estimate_sft
 from ramet.planning.placement import check_placement, idle_devices, shards_in_words
 
 MOST = 6  # settings of a set that fits
-LEARNED = ("rollout.max_response_tokens", "policy.lora_rank", "sft.max_tokens")  # alter what is learned
+LEARNED = ("rollout.max_response_tokens", "policy.lora_rank", "sft.lora_rank", "sft.max_tokens")  # alter learning
 ROOMY = 0.97  # share of a device beyond which what the plan leaves out matters
 TIGHT = "; little is left for NCCL and the driver, which are not counted: --on takes what nvidia-smi shows"
 

@@ -53,6 +53,7 @@ from ramet.planning.memory_policy import (
     reserved,
     state,
 )
+from ramet.planning.model_shape import count as parameters
 from ramet.planning.model_shape import read_shape
 from ramet.planning.placement import DevicePlan, Devices, Machine
 from ramet.policy.batching.packing import PackedLayout, model_cost
@@ -94,6 +95,11 @@ class SftInputs(Inputs):
         most = self.config.sft.max_tokens
         kept = ([tokens for tokens in step if tokens < most] for step in self.steps or ())
         return [step for step in kept if step]
+
+    @property
+    def n_trained(self) -> int:
+        """Number of weights that are trained."""
+        return parameters(self.model.trained) if self.config.sft.lora_rank else self.shape.n_parameters
 
     @property
     def longest(self) -> int:
@@ -175,6 +181,7 @@ def _as_training(inputs: SftInputs) -> Config:
             activation_checkpointing=inputs.machine.cuda,
             offload=Offload.NONE,
             share_prefixes=SharePrefixes.NEVER,  # sequences are packed as they are (sft/batches.py)
+            lora_rank=config.sft.lora_rank,
         ),
     )
 
@@ -184,18 +191,19 @@ def sft_state(inputs: SftInputs) -> dict[str, int]:
 
     `none`, `fsdp`: as the policy's. DeepSpeed: weights c P for the passes and, with ZeRO-2 and 3, 4 P that AdamW steps,
     gradients c P, moments 8 P. Spread over W are, with ZeRO-2, all but the weights of the passes; with ZeRO-3 all.
+    With LoRA P is the adapter's, and the base model adds c for each of its own weights.
     """
     if not inputs.deepspeed:
         return state(inputs.model)
-    count, share = inputs.shape.n_parameters, -(-inputs.shape.n_parameters // inputs.ranks)
-    size = inputs.model.computed
+    count, share = inputs.n_trained, -(-inputs.n_trained // inputs.ranks)
+    whole, size = count + parameters(inputs.model.frozen), inputs.model.computed
     match inputs.strategy:
         case Strategy.ZERO0:  # float32 alone (sft/strategies.py)
-            return {WEIGHTS: MASTER * count, GRADIENTS: MASTER * count, OPTIMISER: 2 * MASTER * count}
+            return {WEIGHTS: MASTER * whole, GRADIENTS: MASTER * count, OPTIMISER: 2 * MASTER * count}
         case Strategy.ZERO2:
-            weights = size * count + MASTER * share
+            weights = size * whole + MASTER * share
         case _:
-            weights = (size + MASTER) * share
+            weights = size * -(-whole // inputs.ranks) + MASTER * share
     return {WEIGHTS: weights, GRADIENTS: size * share, OPTIMISER: 2 * MASTER * share}
 
 
@@ -215,9 +223,9 @@ def _deepspeed_phases(inputs: SftInputs) -> Mapping[str, Mapping[str, int]]:
     however few there are (elsewhere min(P, 5e8): nothing touches the rest), and, with ZeRO-3, c min(P, 1e9) of whole
     weights. A step computes on gradients in float32, 4 min(P/W, 1e9) where they are in bfloat16.
     """
-    model, count, size = inputs.model, inputs.shape.n_parameters, inputs.model.computed
+    model, count, size = inputs.model, inputs.n_trained, inputs.model.computed
     held = {} if inputs.offloads else sft_state(inputs)
-    live = min(count, LIVE) if inputs.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD) else 0
+    live = min(inputs.shape.n_parameters, LIVE) if inputs.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD) else 0
     whole = inputs.machine.cuda and inputs.strategy is not Strategy.ZERO0
     flight = {FLIGHT: size * (live + (BUCKET if whole else min(count, BUCKET)))}
     kept, block = activations(model)
@@ -238,7 +246,8 @@ def _host_parts(inputs: SftInputs) -> dict[str, int]:
     aside = inputs.ranks * sum(sft_state(inputs).values()) if inputs.offloads else 0
     if not inputs.machine.cuda:
         return {ASIDE: aside, PROCESSES: processes * CPU_PROCESS_BYTES}
-    size = MASTER if inputs.strategy is Strategy.FSDP else inputs.model.computed
+    upcast = inputs.strategy is Strategy.FSDP and not inputs.config.sft.lora_rank
+    size = MASTER if upcast else inputs.model.computed
     return {
         ASIDE: aside,
         LOADED: 0 if alone else inputs.ranks * size * inputs.shape.n_parameters,

@@ -15,21 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ramet.errors import ConfigError, MissingHere
+from ramet.hub import HubName, cached_name
 from ramet.models.weight_files import WeightFiles
 from ramet.policy.distributed.sharding import full_tensor
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
 
 HOST = torch.device("cpu")
+KEY = "policy.lora_rank"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 SCALE = 2  # alpha / rank: with it the size of an update does not depend on the rank
 PEFT = "base_model.model."  # what peft puts before every name in its files
 BASE, FACTOR_A, FACTOR_B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # as peft names it
 FILE_A, FILE_B = ".lora_A.weight", ".lora_B.weight"  # the same in peft's files
 
 
@@ -38,21 +42,21 @@ def has_experts(described: PretrainedConfig) -> bool:
     return any((getattr(described, name, None) or 0) > 1 for name in EXPERTS)
 
 
-def check_lora_of(described: PretrainedConfig) -> list[str]:
+def check_lora_of(described: PretrainedConfig, key: str = KEY) -> list[str]:
     """The problem that the model is a mixture: its experts are in fused tensors, and no linear layers."""
     if not has_experts(described):
         return []
     return [
-        f"policy.lora_rank: the model ({described.model_type}) is a mixture of experts, whose fused weights adapters "
+        f"{key}: the model ({described.model_type}) is a mixture of experts, whose fused weights adapters "
         "do not reach: only its attention would be trained; allowed: 0, which trains all weights"
     ]
 
 
-def check_lora() -> list[str]:
+def check_lora(key: str = KEY) -> list[str]:
     """The problem that peft is missing, if it is."""
     if importlib.util.find_spec("peft") is not None:
         return []
-    problem = "policy.lora_rank: needs the package peft (pip install 'ramet[lora]'); without it only 0 is allowed"
+    problem = f"{key}: needs the package peft (pip install 'ramet[lora]'); without it only 0 is allowed"
     return [MissingHere(problem, missing="peft", unchecked="its version, and whether it knows the model's layers")]
 
 
@@ -80,8 +84,31 @@ def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrain
         raise ConfigError(problems[0])
     from peft import inject_adapter_in_model
 
-    linear = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
-    inject_adapter_in_model(lora_config({name.rpartition(".")[2] for name in linear}, rank), model)
+    inject_adapter_in_model(lora_config(_linear_layers(model), rank), model)
+    _begin_adapter(model, seed)
+    return model
+
+
+def adapted(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PeftModel:
+    """The model with the adapter of `add_adapter`, inside peft's model, which `transformers.Trainer` knows: it saves
+    and loads the adapter alone.
+    """
+    from peft import PeftModel, get_peft_model
+
+    wrapped = get_peft_model(model, lora_config(_linear_layers(model), rank))
+    assert isinstance(wrapped, PeftModel)
+    _begin_adapter(model, seed)
+    return wrapped
+
+
+def _linear_layers(model: PreTrainedModel) -> set[str]:
+    """Last parts of the names of all linear layers but the output head."""
+    linear = (name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear))
+    return {name.rpartition(".")[2] for name in linear}
+
+
+def _begin_adapter(model: PreTrainedModel, seed: int) -> None:
+    """Give the adapter its first values, in float32, and let it alone be trained."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
         parameter.requires_grad_(False)
@@ -92,7 +119,6 @@ def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrain
             layer, _, last = name.rpartition(".")
             device = HOST if parameter.is_meta else parameter.device  # only what files hold may be without values
             setattr(model.get_submodule(layer), last, nn.Parameter(drawn.to(device)))
-    return model
 
 
 def merged_weights(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -102,7 +128,11 @@ def merged_weights(model: nn.Module, dtype: torch.dtype | None = None) -> Iterat
     gathered, or in W's type. Under FSDP all ranks must iterate together. A model without adapters gives its own
     weights.
     """
-    state = model.state_dict()
+    yield from merged(model.state_dict(), dtype)
+
+
+def merged(state: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `merged_weights` yields from a `state_dict`, which may be whole already."""
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
@@ -125,6 +155,23 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     One tensor is gathered at a time. Under FSDP all ranks must iterate together.
     """
     yield from adapters(model.state_dict())
+
+
+def save_adapter(folder: Path, adapter: Mapping[str, Tensor], path: str, base: HubName | None = None) -> None:
+    """Write an adapter's weights and configuration as peft does. Rank and layers are read from the tensors.
+
+    `path`: the folder of the model that it belongs to; `base`: the model's name on the hub, if its folder does not say.
+    """
+    base = cached_name(path) or base
+    factors = {name.removesuffix(FILE_A): tensor for name, tensor in adapter.items() if name.endswith(FILE_A)}
+    targets = {layer.rpartition(".")[2] for layer in factors}
+    rank = next(iter(factors.values())).shape[0]
+    described = lora_config(targets, rank, base=str(Path(path).resolve()) if base is None else base.id)
+    described.revision = None if base is None else base.revision
+    described.inference_mode = True
+    described.save_pretrained(str(folder))
+    tensors = {name: tensor.contiguous() for name, tensor in adapter.items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, {"format": "pt"})
 
 
 def adapters(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -33,7 +33,14 @@ class HermesConfig:
         "of calls: tool_call (Hermes, Qwen), json (Llama 3.1); auto: json in messages without <tool_call>",
         choices=FORMS,
     )
-    instruction: str = option("", "system message where the task has none, such as how to write the answer")
+
+
+@dataclass(kw_only=True, slots=True)
+class FromRowConfig:
+    """The tool `from_row`."""
+
+    results: str = option("tool_results", "column with what calls return, by name or as a list with arguments")
+    default: str = option("ok", "what a call returns that the row says nothing of")
 
 
 @dataclass(kw_only=True, slots=True)

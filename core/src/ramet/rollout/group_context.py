@@ -19,6 +19,7 @@ from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import RolloutStep, Task, ToolSchema
+from ramet.types.task import FROM_ROW
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -47,6 +48,10 @@ class GroupContext:
     @property
     def step_name(self) -> str:
         return f"{type(self.step).__module__}.{type(self.step).__qualname__}"
+
+    def runner(self, name: str) -> ToolRunner:
+        """What answers calls of a tool that the task may use."""
+        return self.tools[name if self.task.schemas is None else FROM_ROW]
 
     def room(self, live: LiveRollout) -> int:
         """Tokens that may still follow: by the response's limit and by the engine's."""

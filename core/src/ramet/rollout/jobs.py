@@ -18,6 +18,7 @@ from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.record import GroupRecord
 from ramet.types import RolloutStep, Segment, Task, ToolSchema
+from ramet.types.task import FROM_ROW
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -49,6 +50,7 @@ class JobMaker:
         system_prompt: SystemPrompt,
         tools_in_template: bool,
         takes_prefixes: bool,
+        instruction: str = "",
     ) -> None:
         """`schemas`: of all tools that are configured. `takes_prefixes`: the branch policy starts from stored ones."""
         self._engine = engine
@@ -60,17 +62,26 @@ class JobMaker:
         self._system_prompt = system_prompt
         self._tools_in_template = tools_in_template
         self._takes_prefixes = takes_prefixes
+        self._instruction = instruction
 
     def tools_of(self, task: Task) -> list[str]:
         """Names of the tools that the task may use."""
-        return list(self._known) if task.tools is None else expanded(task.tools, self._tool_sets)
+        if task.schemas is not None:
+            return [FROM_ROW] if task.schemas else []
+        if task.tools is None:
+            return [name for name in self._known if name != FROM_ROW]
+        return expanded(task.tools, self._tool_sets)
 
     def schemas_of(self, task: Task) -> tuple[ToolSchema, ...]:
-        return tuple(self._known[name] for name in self.tools_of(task))
+        return tuple(self._known[name] for name in self.tools_of(task)) if task.schemas is None else task.schemas
 
     def unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
         """A problem for each tool that tasks name and that is not configured."""
-        named = (name for task in tasks for name in expanded(task.tools or (), self._tool_sets))
+        named = (
+            name
+            for task in tasks
+            for name in (expanded(task.tools or (), self._tool_sets) if task.schemas is None else self.tools_of(task))
+        )
         missing = Counter(name for name in named if name not in self._known)
         configured = ", ".join(self._known) or "none"
         return [
@@ -99,7 +110,12 @@ class JobMaker:
 
     def _prompt(self, task: Task) -> Segment:
         prompt = make_prompt(
-            task, self._step, self.schemas_of(task), self._system_prompt, tools_in_template=self._tools_in_template
+            task,
+            self._step,
+            self.schemas_of(task),
+            self._system_prompt,
+            tools_in_template=self._tools_in_template,
+            instruction=self._instruction,
         )
         return prompt_segment(prompt, self._encoder)
 

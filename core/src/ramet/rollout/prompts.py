@@ -25,9 +25,17 @@ class Prompt:
 
 
 def make_prompt(
-    task: Task, step: RolloutStep, tools: Sequence[ToolSchema], rule: SystemPrompt, *, tools_in_template: bool = False
+    task: Task,
+    step: RolloutStep,
+    tools: Sequence[ToolSchema],
+    rule: SystemPrompt,
+    *,
+    tools_in_template: bool = False,
+    instruction: str = "",
 ) -> Prompt:
     """The prompt of a task that may use `tools`. Who describes them, the template or the step, is the caller's.
+
+    `instruction`: `rollout_step.instruction`.
 
     Raises `PluginError` for a step whose `system_prompt` fails or returns no text.
     """
@@ -37,7 +45,7 @@ def make_prompt(
     if not isinstance(system, str):
         where = defined_at(step, "system_prompt")
         raise PluginError(f"{who}: system_prompt returned {system!r:.80}; return a text, empty for none{where}")
-    messages = messages_of(task, system, rule)
+    messages = messages_of(task, system, rule, instruction)
     return Prompt(messages=messages, tools=tuple(tools) if tools_in_template else ())
 
 
@@ -46,15 +54,22 @@ def describes_tools(step: RolloutStep, configured: bool | None) -> bool:
     return isinstance(step, TemplateFormat) if configured is None else configured
 
 
-def messages_of(task: Task, system: str, rule: SystemPrompt) -> tuple[Message, ...]:
-    """The task's messages with the rollout step's system message where the rule puts it."""
+def messages_of(task: Task, system: str, rule: SystemPrompt, instruction: str = "") -> tuple[Message, ...]:
+    """The task's messages with the instruction and the rollout step's system message where the rule puts them."""
     system_texts = [message.content for message in task.prompt if message.role == "system"]
-    if rule is SystemPrompt.NEVER or not system or (system_texts and rule is SystemPrompt.AUTO):
+    never = rule is SystemPrompt.NEVER
+    system = "\n\n".join(text for text in (instruction, "" if never else system) if text)
+    if not system or (system_texts and (never or rule is SystemPrompt.AUTO)):
         return task.prompt
     if rule is SystemPrompt.APPEND:
         system = "\n\n".join([*system_texts, system])
     rest = (message for message in task.prompt if message.role != "system")
     return (Message(role="system", content=system), *rest)
+
+
+def markup_in(prompt: Prompt, encoder: Encoder) -> int:
+    """How many special tokens of the chat template the prompt's own texts hold."""
+    return encoder.chat_markup(prompt.messages, prompt.tools)
 
 
 def prompt_segment(prompt: Prompt, encoder: Encoder) -> Segment:

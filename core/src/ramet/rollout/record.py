@@ -38,6 +38,7 @@ from ramet.types import (
     StopReason,
     Task,
     ToolRecord,
+    ToolSchema,
 )
 
 logger = logging.getLogger(__name__)
@@ -140,12 +141,17 @@ def record_body(record: GroupRecord) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "step": record.step,
-        "task": record.group.task,
+        "task": _task_data(record.group.task),
         "segments": [_segment_data(segment) for _, segment in segments.values()],
         "rollouts": [_rollout_data(s, index, record.advantages) for s in record.group.rollouts],
         **({} if record.number is None else {"number": record.number}),
         **({"greedy": list(record.greedy)} if record.greedy else {}),
     }
+
+
+def _task_data(task: Task) -> dict[str, Any]:
+    """A task without schemas is written as it was before tasks could have some."""
+    return {name: value for name, value in as_object(task).items() if name != "schemas" or value is not None}
 
 
 def _segment_data(segment: Segment) -> dict[str, Any]:
@@ -212,6 +218,7 @@ def record_of(data: Mapping[str, Any], where: str) -> GroupRecord:
         data_source=raw["data_source"],
         tools=None if raw["tools"] is None else tuple(raw["tools"]),
         metadata=raw["metadata"],
+        schemas=None if raw.get("schemas") is None else tuple(ToolSchema(**schema) for schema in raw["schemas"]),
     )
     segments = [_segment(body) for body in data["segments"]]
     rollouts: dict[str, ScoredRollout] = {}

@@ -45,7 +45,7 @@ class Replayer:
                 state=state,
                 environment=environment,
             )
-            now, error = await self._context.tools[call.name].run(call, ends_at=live.ends_at)
+            now, error = await self._context.runner(call.name).run(call, ends_at=live.ends_at)
             if isinstance(error, RolloutFailed):
                 text = f"replay: the call of turn {record.turn} failed: {now.text}"
                 raise StateFailed(component.name, text, defect=error.defect)

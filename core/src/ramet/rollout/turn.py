@@ -246,8 +246,8 @@ class RolloutTurn:
         assert task is not None
         context.counts.in_tools += not self._calling
         self._calling.add(task)
-        if states is not None and call.name not in states:
-            states = None
+        if states is not None and (context.task.schemas is not None or call.name not in states):
+            states = None  # a tool that the row describes has none, whatever it is called
         try:
             # One after the other, in their order: what a state becomes must not depend on which call is faster.
             async with nullcontext() if states is None else states.in_order(live, call.name):
@@ -262,7 +262,7 @@ class RolloutTurn:
                 )
                 if context.observer is not None:
                     context.observer.calling(live.key.path, call)
-                record, error = self._refused(call) or await context.tools[call.name].run(call, ends_at=live.ends_at)
+                record, error = self._refused(call) or await context.runner(call.name).run(call, ends_at=live.ends_at)
                 self._keep(number, record)
             if error is not None:
                 raise error

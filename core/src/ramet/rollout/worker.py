@@ -58,6 +58,7 @@ class RolloutWorker:
         seed: int,
         deterministic: bool,
         tools_in_template: bool = False,
+        instruction: str = "",
         tool_sets: Mapping[str, Sequence[str]] | None = None,
         score: ScoreRollout | None = None,
         observer: RolloutObserver | None = None,
@@ -93,6 +94,7 @@ class RolloutWorker:
             config=config,
             system_prompt=system_prompt,
             tools_in_template=tools_in_template,
+            instruction=instruction,
             takes_prefixes=Need.PREFIXES in policy_needs(branch_policy),
         )
         self.stateful = (*step_component(step), *tool_components(tools))
@@ -212,7 +214,8 @@ class RolloutWorker:
             stateful=tuple(
                 component
                 for component in self.stateful
-                if task.tools is None or {ENVIRONMENT, *self.jobs.tools_of(task)} & {*component.users}
+                if (task.tools is None and task.schemas is None)
+                or {ENVIRONMENT, *self.jobs.tools_of(task)} & {*component.users}
             ),
             versions=share.versions,
             counts=share.counts,

@@ -2,7 +2,7 @@
 
 Trainer saves the scheduler, the random states and its own state; the rest depends on who shards:
 
-    none     model.safetensors, optimizer.pt
+    none     model.safetensors (of LoRA adapter_model.safetensors), optimizer.pt
     zero*    latest, and in the folder that it names DeepSpeed's `*_states.pt`, most of them one per rank
     fsdp     pytorch_model_fsdp_0/ and optimizer_0/, written by torch.distributed.checkpoint
 
@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramet.config.schema import Config, Strategy
 from ramet.errors import ConfigError
@@ -31,10 +32,14 @@ from ramet.io.atomic import finish_removals, remove_folder, write_file
 from ramet.io.os_errors import os_error_text
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, mark_newest, measured
 
+if TYPE_CHECKING:  # `ramet checkpoints` works without `ramet[train]`
+    from torch import Tensor
+
 logger = logging.getLogger(__name__)
 STATE = "trainer_state.json"
 LAYOUT = "layout.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"  # of LoRA, as peft names it
 FSDP_FOLDERS = ("pytorch_model_fsdp_0", "optimizer_0")
 BROKEN = (OSError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -51,11 +56,54 @@ def newest_complete(folder: Path, layout: SftLayout | None = None) -> Path | Non
     return None
 
 
-def remove_oldest(folder: Path, saved: int, *, keep: int) -> None:
-    """Delete all checkpoints up to the one just `saved` but the `keep` of the most steps. Ones of more steps, which
-    were passed over, stay. One that cannot be deleted is warned of and stays.
+def chosen_checkpoint(folder: Path, step: int | None = None) -> Path:
+    """The complete checkpoint of `step`; without one that of the lowest held-out loss up to the newest one, or the
+    newest. Only reads, since the run may still be running. Raises `ConfigError`.
     """
-    for _, checkpoint in sorted(pair for pair in _checkpoints(folder) if pair[0] <= saved)[:-keep]:
+    layout, steps = SftLayout.read(folder), dict(_checkpoints(folder))
+    if step is None:
+        newest = newest_complete(folder, layout)
+        if newest is None:
+            raise ConfigError(f"{folder} holds no complete checkpoint; with sft.trainer.save_steps they come earlier")
+        best = json.loads((newest / STATE).read_text(encoding="utf-8")).get("best_global_step")
+        return steps[best] if best in steps and incomplete(steps[best], best, layout) is None else newest
+    if step not in steps:
+        there = ", ".join(map(str, sorted(steps))) or "none"
+        raise ConfigError(f"--step={step}: no such checkpoint in {folder}; there: {there}")
+    if (problem := incomplete(steps[step], step, layout)) is not None:
+        raise ConfigError(f"{steps[step]}: not complete: {problem}")
+    return steps[step]
+
+
+def weights_of(checkpoint: Path) -> dict[str, Tensor]:
+    """The whole weights in a complete checkpoint, whatever its strategy; of LoRA the adapter's, under peft's names.
+
+    Raises `ConfigError`.
+    """
+    from safetensors.torch import load_file  # torch, as below
+
+    from ramet.models.weight_files import WeightFiles
+    from ramet.policy.checkpoint.dcp import read_whole
+    from ramet.policy.errors import CheckpointError
+
+    layout = SftLayout.read(checkpoint.parent)
+    try:
+        if layout.strategy is Strategy.FSDP:
+            return read_whole(checkpoint / FSDP_FOLDERS[0], "model.")
+        if layout.lora_rank:
+            return load_file(checkpoint / ADAPTER)
+    except (CheckpointError, OSError) as error:
+        raise ConfigError(f"{checkpoint}: {error}") from error
+    return dict(WeightFiles(checkpoint))
+
+
+def remove_oldest(folder: Path, saved: int, *, keep: int, best: int | None = None) -> None:
+    """Delete all checkpoints up to the one just `saved` but the `keep` of the most steps and that of step `best`. Ones
+    of more steps, which were passed over, stay. One that cannot be deleted is warned of and stays.
+    """
+    for step, checkpoint in sorted(pair for pair in _checkpoints(folder) if pair[0] <= saved)[:-keep]:
+        if step == best:
+            continue
         try:
             remove_folder(checkpoint)
         except OSError as error:
@@ -117,10 +165,12 @@ class SftLayout:
 
     strategy: Strategy = Strategy.NONE
     workers: int = 1
+    lora_rank: int = 0  # over 0: only the adapter is in them
 
     @classmethod
     def of(cls, config: Config) -> SftLayout:
-        return cls(strategy=config.sft.strategy, workers=config.cluster.policy_workers)
+        workers, sft = config.cluster.policy_workers, config.sft
+        return cls(strategy=sft.strategy, workers=workers, lora_rank=sft.lora_rank)
 
     @classmethod
     def read(cls, folder: Path) -> SftLayout:
@@ -128,7 +178,11 @@ class SftLayout:
         file = folder / LAYOUT
         try:
             values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-            return cls(strategy=Strategy(values.get("strategy", Strategy.NONE)), workers=int(values.get("workers", 1)))
+            return cls(
+                strategy=Strategy(values.get("strategy", Strategy.NONE)),
+                workers=int(values.get("workers", 1)),
+                lora_rank=int(values.get("lora_rank", 0)),
+            )
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{file}: does not say how the checkpoints were written: {error}") from error
 
@@ -155,7 +209,8 @@ class SftLayout:
             write_file(folder / LAYOUT, json.dumps(asdict(self)) + "\n")
 
     def __str__(self) -> str:
-        return f"sft.strategy={self.strategy} with cluster.policy_workers={self.workers}"
+        lora = f" and sft.lora_rank={self.lora_rank}" if self.lora_rank else ""
+        return f"sft.strategy={self.strategy} with cluster.policy_workers={self.workers}{lora}"
 
     def problem(self, checkpoint: Path) -> str | None:
         """What is missing or broken, None if all is whole. Reads every file."""
@@ -166,7 +221,7 @@ class SftLayout:
                 if bad is not None:
                     return f"{archive.relative_to(checkpoint)}: bad checksum of {bad}"
             if self.strategy is Strategy.NONE:
-                _read_weights(checkpoint)
+                _read_weights(checkpoint, ADAPTER if self.lora_rank else WEIGHTS)
             if self.strategy is Strategy.FSDP:
                 for name in FSDP_FOLDERS:
                     _read_items(checkpoint / name)
@@ -197,10 +252,10 @@ class SftLayout:
             yield folder / "mp_rank_00_model_states.pt"
 
 
-def _read_weights(checkpoint: Path) -> None:
+def _read_weights(checkpoint: Path, file: str) -> None:
     from safetensors import SafetensorError, safe_open  # here: `ramet checkpoints` works without `ramet[train]`
 
-    names = [WEIGHTS]
+    names = [file]
     if (checkpoint / INDEX).exists():
         index = json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))
         names = sorted(set(index["weight_map"].values()))

@@ -1,4 +1,4 @@
-"""SFT files: sharegpt rows, as JSON or parquet. Every bad row of every file is found.
+"""SFT files, as JSON or parquet, in the layouts of `sft/layouts`. Every bad row of every file is found.
 
 A row becomes a conversation, which is a list of exchanges: what the user said, and the reply, which may hold tool
 results as turns of their own. Tool results written *inside* an assistant's text are not looked for here: only the
@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramet.data.files import find_files, read_rows
+from ramet.data.dataset_info import DataSet, find_sets
+from ramet.data.files import PARQUET, read_rows
 from ramet.data.row_problems import RowProblem
+from ramet.data.tool_schemas import read_tools, without_nulls
 from ramet.errors import ConfigError
 from ramet.io.json_rows import DataRow
+from ramet.io.json_values import cut, json_fault, read_json
 from ramet.sft.exchanges import Conversation, Exchange, Piece, Returned, Written, WrittenCall
+from ramet.sft.layouts import LISTS, ROLE_KEYS, TEXT_KEYS, RowLayout, standard_row
+from ramet.sft.mixing import mixed, mixing_problem
+from ramet.types import ToolSchema
 
-LISTS = ("conversations", "messages")
-ROLE_KEYS = ("from", "role")
-TEXT_KEYS = ("value", "content")
 ROLES = {
     "system": "system",
     "user": "user",
@@ -32,6 +36,7 @@ ROLES = {
     "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
+    "function_call": "assistant",
 }
 FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant's turn is the last
     None: ("system", "user"),
@@ -41,7 +46,11 @@ FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant
     "tool": ("assistant", "tool"),  # several calls of one turn
 }
 CALLS = "tool_calls"
-SHOWN = 80  # characters of a wrong value in a message
+REASONING = "reasoning_content"
+FUNCTION_CALL = "function_call"  # the role whose text is the JSON of its calls
+WEIGHTS = ("loss_weight", "weight")  # LLaMA-Factory's and OpenAI's names
+THOUGHTS = "<think>\n{}\n</think>\n\n"  # how reasoning that is apart from the text is written
+AS_USUAL = RowLayout()
 CHUNK = 1 << 20  # bytes hashed at once
 
 
@@ -53,40 +62,69 @@ class SftData:
     bad: list[RowProblem] = field(default_factory=list)  # rows that hold no conversation; a row may have several
     rows: int = 0
     problems: list[str] = field(default_factory=list)  # of whole files
-    fingerprint: str = ""  # of the files' bytes in order; a resume must find the same
+    fingerprint: str = ""  # of the files' bytes and entries in order; a resume must find the same
 
 
-def read_data(patterns: Sequence[str]) -> SftData:
-    """Read the files that paths and patterns name. Raises nothing for bad data: the caller reports all of it."""
-    files, problems = find_files(patterns)
-    data = read_files(files)
-    data.problems = [*(f"sft.data: {problem}" for problem in problems), *data.problems]
+def read_data(
+    patterns: Sequence[str],
+    layout: RowLayout = AS_USUAL,
+    mixing: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    max_samples: int | None = None,
+) -> SftData:
+    """Read what paths, patterns and names of data sets stand for. Raises nothing for bad data: the caller reports all
+    of it. `layout` is that of files that are named directly, `mixing` is `sft.mixing`.
+    `max_samples`: rows that are taken of each of `patterns`.
+    """
+    found, mixing = find_sets(patterns), mixing or {}
+    data, digest = SftData(problems=[f"sft.data: {problem}" for problem in found.problems]), hashlib.sha256()
+    rows: dict[str, list[Conversation]] = {pattern: [] for pattern in patterns}
+    for one in found.sets:
+        rows[one.source] += _read_set(one, layout if one.entry is None else RowLayout.of_entry(one.entry), data, digest)
+    data.fingerprint = digest.hexdigest()
+    if (problem := mixing_problem(mixing, len(rows))) is not None:
+        data.problems.append(problem)
+    else:
+        data.conversations = mixed([conversations[:max_samples] for conversations in rows.values()], mixing, seed)
     return data
 
 
-def read_files(files: Sequence[Path]) -> SftData:
-    """Read what `read_data` reads, from files that exist."""
-    data, digest = SftData(), hashlib.sha256()
-    for file in files:
+def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._Hash) -> list[Conversation]:
+    """The conversations of a data set. Its files' bytes and its entry go into the fingerprint."""
+    conversations: list[Conversation] = []
+    for file in one.files:
         before = data.rows
         try:
             for row in read_rows(file):
                 data.rows += 1
-                _read(row, str(file), data)
+                conversations += _read(row, file, layout, data)
         except ConfigError as error:
             data.problems.append(f"sft.data: {error}")
-        else:
-            data.problems += [f"sft.data: {str(file)!r} has no rows"] if data.rows == before else []
+            continue
+        data.problems += [f"sft.data: {str(file)!r} has no rows"] if data.rows == before else []
         _hash(file, digest)
-    data.fingerprint = digest.hexdigest()
-    return data
+    if one.entry is None:
+        return conversations
+    digest.update(json.dumps(one.entry, sort_keys=True).encode())
+    samples = one.entry.get("num_samples")
+    return conversations if samples is None else _drawn(conversations, samples, one.name)
 
 
-def _read(row: DataRow, file: str, data: SftData) -> None:
-    conversation, reasons = (None, [row.problem]) if row.problem else read_row(row.values, file, row.number)
-    data.bad += [RowProblem(file=file, row=row.number, reason=reason) for reason in reasons]
-    if conversation is not None:
-        data.conversations.append(conversation)
+def _drawn(conversations: list[Conversation], count: int, name: str) -> list[Conversation]:
+    """Draw that many of a set, always the same ones, in their order; all of them several times if it has fewer."""
+    if not conversations:
+        return []
+    rounds, rest = divmod(count, len(conversations))
+    chosen = sorted(random.Random(Path(name).name).sample(range(len(conversations)), rest))
+    return [*conversations * rounds, *(conversations[index] for index in chosen)]
+
+
+def _read(row: DataRow, file: Path, layout: RowLayout, data: SftData) -> list[Conversation]:
+    """The conversation of a row, or none, and then `data` has what is wrong."""
+    values = without_nulls(row.values) if file.suffix == PARQUET else row.values  # parquet fills absent keys with nulls
+    conversation, reasons = (None, [row.problem]) if row.problem else read_row(values, str(file), row.number, layout)
+    data.bad += [RowProblem(file=str(file), row=row.number, reason=reason) for reason in reasons]
+    return [] if conversation is None else [conversation]
 
 
 def _hash(file: Path, digest: hashlib._Hash) -> None:
@@ -95,32 +133,37 @@ def _hash(file: Path, digest: hashlib._Hash) -> None:
             digest.update(chunk)
 
 
-def is_trace(values: Mapping[str, Any], prompt: str) -> bool:
-    """Whether a row is one of these, and no task, which has its prompt in the column `prompt`."""
-    return prompt not in values and any(isinstance(values.get(name), list) for name in LISTS)
-
-
 @dataclass(frozen=True, slots=True)
 class _Turn:
     role: str
     text: str
     calls: tuple[WrittenCall, ...] = ()
+    trained: bool = True
 
 
-def read_row(values: Mapping[str, Any], file: str, row: int) -> tuple[Conversation | None, list[str]]:
+def read_row(
+    values: Mapping[str, Any], file: str, row: int, layout: RowLayout = AS_USUAL
+) -> tuple[Conversation | None, list[str]]:
     """The conversation of one row, or None and what is wrong, without file and row."""
-    turns, problems = _turns(values)
-    system, more = _row_system(values)
-    problems += more
+    record, problems = standard_row(values, layout)
+    if problems:
+        return None, problems
+    turns, problems = _turns(record)
+    system, more = _row_system(record)
+    tools, about_tools = _row_tools(record.get("tools"))
+    problems += [*more, *about_tools]
     if not problems:
         problems = _order_problems([turn.role for turn in turns])
     if system is not None and any(turn.role == "system" for turn in turns):
         problems.append("two system prompts: the row's key 'system' and a turn of role 'system'")
+    if not problems and not any(turn.trained for turn in turns if turn.role == "assistant"):
+        problems.append("no assistant turn is trained: all have loss_weight 0")
     if problems:
         return None, problems
     if turns[0].role == "system":
         system, turns = turns[0].text, turns[1:]
-    return Conversation(file=file, row=row, system=system, exchanges=_exchanges(turns)), []
+    exchanges = _exchanges(_split_results(turns))
+    return Conversation(file=file, row=row, system=system, tools=tools, exchanges=exchanges), []
 
 
 def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
@@ -129,7 +172,7 @@ def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
         return [], [problem]
     items = record[key]
     if not isinstance(items, list):
-        return [], [f"{key!r} must be a list, got {_show(items)}"]
+        return [], [f"{key!r} must be a list, got {cut(items)}"]
     if not items:
         return [], [f"{key!r} is empty"]
     turns: list[_Turn] = []
@@ -144,48 +187,119 @@ def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
 
 def _turn(item: Any) -> tuple[_Turn | None, list[str]]:
     if not isinstance(item, dict):
-        return None, [f"expected an object with role and text, got {_show(item)}"]
-    calls, call_problems = _calls(item)
-    role_key, role_problem = _one_key(item, ROLE_KEYS)
+        return None, [f"expected an object with role and text, got {cut(item)}"]
     if item.get(CALLS) is not None and all(item.get(name) is None for name in TEXT_KEYS):
         item = {**item, TEXT_KEYS[-1]: ""}
+    role_key, role_problem = _one_key(item, ROLE_KEYS)
     text_key, text_problem = _one_key(item, TEXT_KEYS)
     if role_key is None or text_key is None:
         return None, [problem for problem in (role_problem, text_problem) if problem]
-    role, text = item[role_key], item[text_key]
+    role = item[role_key]
     problems = []
     if not isinstance(role, str) or role not in ROLES:
-        problems.append(f"unknown role {_show(role)}; allowed: {', '.join(ROLES)}")
-    problems += [*_text_problems(text, text_key), *call_problems]
+        problems.append(f"unknown role {cut(role)}; allowed: {', '.join(ROLES)}")
+    text, calls, content_problems = _content(item, text_key, role)
+    trained, weight_problems = _trained(item, ROLES.get(role) if isinstance(role, str) else None)
+    problems += [*content_problems, *weight_problems]
     if problems:
         return None, problems
     if not text and not calls and ROLES[role] != "tool":  # a tool may well return nothing
         return None, [f"{text_key!r} of role {role!r} is empty"]
     if calls and ROLES[role] != "assistant":
         return None, [f"{CALLS!r} of role {role!r}; only an assistant calls tools"]
-    return _Turn(ROLES[role], text, calls), []
+    return _Turn(ROLES[role], text, calls, trained=trained), []
 
 
-def _calls(item: Mapping[str, Any]) -> tuple[tuple[WrittenCall, ...], list[str]]:
-    written_calls = item.get(CALLS)
+def _content(item: Mapping[str, Any], text_key: str, role: Any) -> tuple[str, tuple[WrittenCall, ...], list[str]]:
+    """A message's text and calls, whether they are parts, keys of the message, or JSON of the role `function_call`."""
+    calls, problems = _calls(item.get(CALLS))
+    text, content = "", item[text_key]
+    for index, part in enumerate(content if isinstance(content, list) else [{"type": "text", "value": content}]):
+        where = f"{text_key}[{index}]: " if isinstance(content, list) else ""
+        kind = part.get("type") if isinstance(part, dict) else None
+        value = part.get("value", part.get(kind)) if isinstance(kind, str) else None
+        if kind in ("text", "reasoning"):
+            wrong = _text_problems(value, text_key)
+            problems += [where + problem for problem in wrong]
+            text += THOUGHTS.format(value) if kind == "reasoning" else str(value)
+        elif kind == "tool_call":
+            more, wrong = _calls([read_json(value) if isinstance(value, str) else value])
+            calls, problems = (*calls, *more), [*problems, *(where + problem for problem in wrong)]
+        else:
+            problems.append(f"{where}expected a part of type text, reasoning or tool_call, got {cut(part)}")
+    if thoughts := item.get(REASONING):
+        problems += _text_problems(thoughts, REASONING)
+        text = THOUGHTS.format(thoughts) + text
+    if role == FUNCTION_CALL and not problems and not calls:
+        return _function_call(text)
+    return text, calls, problems
+
+
+def _function_call(written: str) -> tuple[str, tuple[WrittenCall, ...], list[str]]:
+    """Calls of a message whose text is their JSON, one object or a list, perhaps after reasoning."""
+    end = written.find("</think>") if written.lstrip().startswith("<think>") else -1
+    start = 0 if end < 0 else end + len("</think>")
+    value = read_json(written[start:])
+    calls, problems = _calls(value if isinstance(value, list) else [value])
+    if not calls and not problems:
+        problems = ["holds no call"]
+    return written[:start], calls, [f"role {FUNCTION_CALL!r}: {problem}" for problem in problems]
+
+
+def _trained(item: Mapping[str, Any], role: str | None) -> tuple[bool, list[str]]:
+    """Whether a message is trained, by its weight: 0 masks it, 1 trains it, as where it has none."""
+    key = next((name for name in WEIGHTS if item.get(name) is not None), None)
+    weight = 1 if key is None else item[key]
+    if isinstance(weight, bool) or weight not in (0, 1):
+        return True, [f"{key!r} must be 0 (masked) or 1 (trained), got {cut(weight)}"]
+    if key is not None and weight and role not in (None, "assistant"):
+        return True, [f"{key!r} of role {role!r} is {cut(weight)}; only what an assistant writes is trained"]
+    return bool(weight), []
+
+
+def _calls(written_calls: Any) -> tuple[tuple[WrittenCall, ...], list[str]]:
     if written_calls is None:
         return (), []
     if not isinstance(written_calls, list):
-        return (), [f"{CALLS!r} must be a list, got {_show(written_calls)}"]
+        return (), [f"{CALLS!r} must be a list, got {cut(written_calls)}"]
     calls: list[WrittenCall] = []
     problems: list[str] = []
     for index, call in enumerate(written_calls):
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        name, arguments = (
-            (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else ("", 0)
-        )
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        if not isinstance(name, str) or not name or not isinstance(_read_json(text), dict):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        function = function if isinstance(function, dict) else {}
+        name, arguments = function.get("name"), function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+        read = read_json(text)
+        if not isinstance(name, str) or not name or not isinstance(read, dict):
             expected = "a function with a name and arguments, which are a JSON object"
-            problems.append(f"{CALLS}[{index}]: expected {expected}, got {_show(call)}")
+            problems.append(f"{CALLS}[{index}]: expected {expected}, got {cut(call)}")
+        elif (fault := json_fault({name: read})) is not None:
+            problems.append(f"{CALLS}[{index}]: holds {fault}: {cut(call)}")
         else:
             calls.append(WrittenCall(name=name, arguments=text))
     return tuple(calls), problems
+
+
+def _split_results(turns: list[_Turn]) -> list[_Turn]:
+    """One result for several calls is cut where it is a JSON list of as many, as LLaMA-Factory's files have it."""
+    split: list[_Turn] = []
+    for index, turn in enumerate(turns):
+        calls = turns[index - 1].calls if turn.role == "tool" else ()
+        results = read_json(turn.text) if len(calls) > 1 and turns[index + 1].role != "tool" else None
+        if isinstance(results, list) and len(results) == len(calls) and json_fault(results) is None:
+            texts = (one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in results)
+            split += [_Turn("tool", text) for text in texts]
+        else:
+            split.append(turn)
+    return split
+
+
+def _row_tools(value: Any) -> tuple[tuple[ToolSchema, ...] | None, list[str]]:
+    """The tools that a row describes. Names alone, as tasks have them, describe none and are not read."""
+    if isinstance(value, list) and value and all(isinstance(name, str) and "{" not in name for name in value):
+        return None, []
+    tools, problems = read_tools(value)
+    return tools, [f"{problem}; sft.columns.tools=null leaves the column out" for problem in problems]
 
 
 def _row_system(record: Mapping[str, Any]) -> tuple[str | None, list[str]]:
@@ -199,7 +313,7 @@ def _row_system(record: Mapping[str, Any]) -> tuple[str | None, list[str]]:
 
 def _text_problems(text: Any, key: str) -> list[str]:
     if not isinstance(text, str):
-        return [f"{key!r} must be a string, got {_show(text)}"]
+        return [f"{key!r} must be a string, got {cut(text)}"]
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -228,7 +342,8 @@ def _exchanges(turns: list[_Turn]) -> tuple[Exchange, ...]:
             exchanges.append((turn.text, []))
         else:
             is_written = turn.role == "assistant"
-            piece = Written(text=turn.text, calls=turn.calls) if is_written else Returned(text=turn.text)
+            written = Written(text=turn.text, calls=turn.calls, trained=turn.trained)
+            piece = written if is_written else Returned(text=turn.text)
             exchanges[-1][1].append(piece)
     return tuple(Exchange(user=user, reply=tuple(reply)) for user, reply in exchanges)
 
@@ -241,15 +356,3 @@ def _one_key(record: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | N
     if present:
         return None, f"both {' and '.join(repr(name) for name in names)} are there; give one"
     return None, f"no key {wanted}; found {', '.join(map(str, record)) or 'none'}"
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-def _read_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

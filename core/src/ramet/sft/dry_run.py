@@ -15,7 +15,8 @@ from ramet.runs.own_files import SFT_SUMMARY
 from ramet.sft.batches import fed_by_step
 from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
-from ramet.sft.prepare import PreparedSft, check_sft, encode_checked
+from ramet.sft.output import ADAPTER
+from ramet.sft.prepare import CheckedSft, PreparedSft, check_sft, encode_checked
 from ramet.sft.trainer import CHECKPOINTS, total_steps
 
 
@@ -34,7 +35,8 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
         fed = fed_by_step(encoded.examples, config, steps)
     memory = plan_sft_memory(config, machine, fed)
     rows = len(checked.conversations) if encoded is None else encoded.counts.trained
-    run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.fingerprint, rows=rows))
+    valid = None if encoded is None else encoded.valid_record(resolved)
+    run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.fingerprint, rows=rows, valid=valid))
     problems = [*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)]
     raise_all([*problems, *check_machine(config, machine), *check_memory(memory)])
     return DryRun(
@@ -43,6 +45,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "directory": str(run_plan),
             "model": model_in_words(config, memory),
             "rows": f"{rows} from {', '.join(config.sft.data)}{_not_as_written(config, encoded)}",
+            **_held_out(config, checked, encoded),
             "steps": _steps(config, steps),
             "tokens": _tokens(config, encoded),
             "placement": _placement(config, machine),
@@ -51,6 +54,18 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
         },
         files=_files(config, run_plan, steps),
     )
+
+
+def _held_out(config: Config, checked: CheckedSft, encoded: PreparedSft | None) -> dict[str, str]:
+    """How many rows, and when their loss is measured."""
+    if not config.sft.holds_out:
+        return {}
+    options = config.sft.trainer_options()
+    rows = len(checked.valid) if encoded is None else encoded.counts.held_out
+    when = f"every {options['eval_steps']} steps" if options["eval_steps"] else "after each pass"
+    patience = options["early_stopping_patience"]
+    ends = "" if patience is None else f"; {patience} without a lower one end the training"
+    return {"held out": f"{rows} rows, whose loss is measured before the first step and {when}{ends}"}
 
 
 def _steps(config: Config, steps: int | None) -> str:
@@ -66,11 +81,13 @@ def _tokens(config: Config, encoded: PreparedSft | None) -> str:
 
 
 def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
-    saves = steps is None or config.sft.trainer_options()["save_steps"] < steps
+    sft = config.sft
+    saves = steps is None or sft.holds_out or sft.trainer_options()["save_steps"] < steps
     return [
         *(f"{run_plan.path}/{name}" for name in (*records(config), CURVE, SFT_SUMMARY)),
         *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if saves else []),
         f"{config.run.out or run_plan.path / 'model'}/",
+        *([f"{run_plan.path}/{ADAPTER}/"] if sft.lora_rank else []),
     ]
 
 
@@ -92,4 +109,5 @@ def _not_as_written(config: Config, encoded: PreparedSft | None) -> str:
     left_out = {"too long": counts.too_long, "malformed": 0 if kept else counts.malformed}
     parts = [f"{count} {what}" for what, count in left_out.items() if count]
     shown = f"; left out: {', '.join(parts)}" if parts else ""
+    shown += f"; {counts.cut} of them cut" if counts.cut else ""
     return shown + (f"; {counts.malformed} of them malformed" if kept and counts.malformed else "")

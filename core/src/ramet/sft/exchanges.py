@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from ramet.types import ToolSchema
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
@@ -21,6 +23,7 @@ class Written:
 
     text: str
     calls: tuple[WrittenCall, ...] = ()
+    trained: bool = True  # False: it is there to be read, as what a row gives no weight
 
     @property
     def calls_as_dicts(self) -> list[dict[str, Any]]:
@@ -71,6 +74,7 @@ class Conversation:
     row: int
     system: str | None
     exchanges: tuple[Exchange, ...]
+    tools: tuple[ToolSchema, ...] | None = None  # that the row brings; None: it has no such column
 
     @property
     def where(self) -> str:

@@ -35,6 +35,7 @@ from ramet.processes import ownership
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.prepare import PreparedSft
 from ramet.sft.rank_messages import READY, RankFailure, RankInputs
+from ramet.tracking.heartbeat import doing
 from ramet.tracking.log import harmless
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def run_ranks(config: Config, prepared: PreparedSft, run: Path, signals: StopLis
     inputs = run / f".ranks.{os.getpid()}.tmp"  # a name that the next process removes if this one is killed
     RankInputs.of(config, prepared, run).save(inputs)
     ranks = RankProcesses(config.cluster.policy_workers, config.cluster.timeout_s, less_memory=_less_memory(config.sft))
+    doing("starting the ranks")
     try:
         with signals.deferred():
             ranks.start(inputs, config.run.threads)
@@ -105,8 +107,8 @@ class RankProcesses:
                 break
             if end_by is None and self._failed():
                 raise self._failure()
-            if ready_by is not None:
-                ready_by = self._check_ready(ready_by)
+            if ready_by is not None and (ready_by := self._check_ready(ready_by)) is None:
+                doing("")  # the first rank says it
         if self._failed() and not signals.asked:
             raise self._failure()
         if any(process.poll() != 0 for process in self._processes):

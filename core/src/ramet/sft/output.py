@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # `ramet checkpoints` reads a summary, and needs neither
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+ADAPTER = "adapter"  # of LoRA, in the run's directory: the folder that peft loads
 MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
 
 
@@ -30,11 +31,16 @@ class Summary:
     model: str  # folder
     rows: int
     rows_too_long: int  # left out
+    rows_cut: int = 0  # at sft.max_tokens, and trained on
+    rows_held_out: int = 0
     rows_malformed: int = 0  # left out or, with sft.malformed=keep, trained on
     rows_with_unread_results: int  # trained on although they seem to hold a tool's result, unmasked
     examples: int  # one per exchange of a row
     trained_tokens: int  # in one pass over the examples
     steps: int
+    planned_steps: int = 0  # more than `steps` if it ended early; 0: not recorded
+    best_step: int | None = None  # whose weights these are, of a training with held-out rows
+    valid_loss: float | None = None  # their held-out loss
     resumed_step: int  # where the last process began
     seconds: float  # of training in the last process
     final_loss: float
@@ -53,14 +59,34 @@ def save_model(
     `weights` are written in the model's dtype instead of its own, of which it may hold a part. Raises `InfraError` if
     something else has been put where the folder belongs, and `OSError` if it cannot be written.
     """
+
+    def fill(temporary: Path) -> None:
+        model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
+        tokenizer.save_pretrained(temporary)
+
+    _replace(folder, fill)
+
+
+def write_adapter(adapter: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path, path: str) -> None:
+    """Write an adapter as peft does. `path`: the model that it belongs to. As `save_model`."""
+    from ramet.policy.lora import save_adapter
+
+    def fill(temporary: Path) -> None:
+        save_adapter(temporary, adapter, path)
+        tokenizer.save_pretrained(temporary)
+
+    _replace(folder, fill)
+
+
+def _replace(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Have `fill` write a new folder, and put it in the place of an earlier one of ours."""
     for stale in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         if _is_ours(stale):  # left by a process that was killed
             _remove(stale)
     temporary = _new_folder(folder)
     try:
         with naming(folder):
-            model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
-            tokenizer.save_pretrained(temporary)
+            fill(temporary)
             share_rights(temporary)
             sync_tree(temporary)
     except OSError:

@@ -25,6 +25,7 @@ from ramet.sft.job import train_and_save
 from ramet.sft.rank_messages import READY, RankFailure, RankInputs
 from ramet.sft.strategies import prepare_process
 from ramet.sft.world import World, world_of_environment
+from ramet.tracking.heartbeat import heartbeat
 from ramet.tracking.log import set_up_logging
 from ramet.tracking.run_log import recording
 
@@ -37,7 +38,8 @@ def main(file: str) -> int:
     with recording() if world.first else nullcontext() as log:
         if log is not None:
             log.write_to(inputs.run / RUN_LOG)
-        return _run(inputs, world)
+        with heartbeat() if world.first else nullcontext():
+            return _run(inputs, world)
 
 
 def _run(inputs: RankInputs, world: World) -> int:

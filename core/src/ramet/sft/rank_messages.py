@@ -30,6 +30,7 @@ class RankInputs:
     run: Path
     log_level: int
     examples: list[Example]
+    valid: list[Example]
     counts: RowCounts
     fingerprint: str
 
@@ -47,6 +48,7 @@ class RankInputs:
             run=run,
             log_level=logging.getLogger("ramet").getEffectiveLevel(),
             examples=prepared.examples,
+            valid=prepared.valid,
             counts=prepared.counts,
             fingerprint=prepared.fingerprint,
         )
@@ -68,6 +70,7 @@ class RankInputs:
     def prepared(self) -> PreparedSft:
         return PreparedSft(
             examples=self.examples,
+            valid=self.valid,
             counts=self.counts,
             fingerprint=self.fingerprint,
             tokenizer=load_tokenizer(self.config.model),

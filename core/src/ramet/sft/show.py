@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from ramet.config.resolved import Resolved
+from ramet.config.schema import SftConfig
 from ramet.errors import ConfigError
 from ramet.io.json_values import visible
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_tokenizer
 from ramet.sft.encode import Example
-from ramet.sft.prepare import check_data, encode, trace_encoder
+from ramet.sft.encoding import encode
+from ramet.sft.prepare import check_data, cut, trace_encoder
 
 TRAINED, MASKED = "bold green", "dim"
 OPENING, CLOSING = "{+", "+}"
@@ -39,8 +41,9 @@ def show(resolved: Resolved, count: int, console: Console | None = None) -> None
     examples = (example for conversation in checked.conversations for example in encode(encoder, conversation))
     for number, example in enumerate(islice(examples, count), start=1):
         _print(console, Text(""))
-        _print(console, Text(visible(_heading(number, example, config.sft.max_tokens)), style="bold"))
-        _print(console, _marked(example, encoder.encoder, coloured))
+        _print(console, Text(visible(_heading(number, example, config.sft)), style="bold"))
+        shown = cut(example, config.sft.max_tokens) if config.sft.truncate else example
+        _print(console, _marked(shown, encoder.encoder, coloured))
 
 
 def _tokenizer_problems(resolved: Resolved) -> list[str]:
@@ -57,9 +60,10 @@ def _legend(coloured: bool) -> Text:
     return Text(f"{OPENING}trained{CLOSING}  masked: prompt and results, without marks")
 
 
-def _heading(number: int, example: Example, max_tokens: int) -> str:
-    left_out = f"; left out, longer than sft.max_tokens={max_tokens}" if len(example) > max_tokens else ""
-    return f"{number}. {example.where}: {len(example)} tokens, {sum(example.trained)} trained{left_out}"
+def _heading(number: int, example: Example, sft: SftConfig) -> str:
+    fate = "cut" if sft.truncate else "left out"
+    too_long = f"; {fate}, longer than sft.max_tokens={sft.max_tokens}" if len(example) > sft.max_tokens else ""
+    return f"{number}. {example.where}: {len(example)} tokens, {sum(example.trained)} trained{too_long}"
 
 
 def _marked(example: Example, encoder: Encoder, coloured: bool) -> Text:

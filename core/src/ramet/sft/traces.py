@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ramet.data.row_problems import RowProblem, in_row_order, rows_in_words
+from ramet.errors import ConfigError
 from ramet.rollout.steps.trace_check import ChecksMessages, ChecksTraces, TraceCheck
 from ramet.sft.conversations import SftData
 from ramet.sft.exchanges import Conversation, Exchange, Returned, Written
@@ -61,7 +62,7 @@ def _unmasked(tags: dict[str, list[RowProblem]]) -> str:
 
 
 def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> TraceReport:
-    """Check what was read. `tools`: the tags of which results are masked."""
+    """Check what was read. `tools`: the tags of which results are masked, beside those of tools that rows describe."""
     report = TraceReport(
         rows=data.rows,
         checked=isinstance(step, ChecksTraces | ChecksMessages),
@@ -82,8 +83,9 @@ def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> Trac
         if answers and trace.unanswered:
             report.unanswered.append(trace.row("no answer"))
         for tag in trace.called_in_text:
-            if tag not in tools:
+            if tag not in trace.tools:
                 report.unmasked.setdefault(tag, []).append(trace.row(f"a result of <{tag}>"))
+    report.malformed = [*dict.fromkeys(report.malformed)]  # of rows that are taken several times
     return report
 
 
@@ -92,12 +94,14 @@ class _Checked:
 
     def __init__(self, conversation: Conversation, step: RolloutStep, tools: Sequence[str]) -> None:
         self.conversation = conversation
+        self.tools = tools = [*tools, *(schema.name for schema in conversation.tools or ())]
         self.checks: list[TraceCheck] = []
         self.called_in_text: dict[str, None] = {}  # results as turns of their own are masked whatever was called
         self.apart = None
         if isinstance(step, ChecksMessages):
             self.checks += [_of_messages(exchange, step) for exchange in conversation.exchanges]
             return
+        self.apart = _undescribed(conversation, step)
         written = (piece for exchange in conversation.exchanges for piece in exchange.reply)
         if any(isinstance(piece, Written) and piece.calls for piece in written):
             self.apart = "calls apart from the text ('tool_calls'), which rollout_step=hermes reads"
@@ -128,6 +132,17 @@ class _Checked:
 
     def row(self, reason: str) -> RowProblem:
         return RowProblem(file=self.conversation.file, row=self.conversation.row, reason=reason)
+
+
+def _undescribed(conversation: Conversation, step: RolloutStep) -> str | None:
+    """Why the step cannot describe the tools of a row, as where their names cannot be tags."""
+    if not conversation.tools:
+        return None
+    try:
+        step.system_prompt(conversation.tools)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _of_messages(exchange: Exchange, step: ChecksMessages) -> TraceCheck:

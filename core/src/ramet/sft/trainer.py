@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,29 +21,42 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ramet.config.schema import Config, Dtype, SftConfig, Strategy
 from ramet.errors import ConfigError
 from ramet.io.os_errors import naming
+from ramet.io.terminal_line import is_live
 from ramet.models.loading import resolve_device
+from ramet.policy.lora import PEFT, adapted, adapters, merged
 from ramet.policy.optim import has_one_kernel
-from ramet.runs.stopped import StopListener, Stopped
+from ramet.runs.stopped import StopListener
 from ramet.sft.batches import Examples, StepBatch, StepPacker, StepSampler
 from ramet.sft.checkpoints import SftLayout, finish_deleting, newest_complete, remove_oldest, step_of
 from ramet.sft.encode import Example
 from ramet.sft.loss import give_loss, inputs_of
-from ramet.sft.progress import SftProgress
+from ramet.sft.progress import LOSS, VALID_LOSS, SftProgress
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
+from ramet.tracking.heartbeat import doing
 from ramet.tracking.live import live_line
 from ramet.types import Tracker
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 STEP = "step"  # key of the batch that Trainer is given
+VALID_CURVE = "held-out loss"
+STOPPING = "finishing the step, then saving; a second signal ends at once"
 KEPT = 2  # checkpoints: the newest may be half-written
 
 
@@ -54,7 +68,11 @@ class Trained:
     resumed_step: int  # where this process began
     seconds: float  # of this process
     weights: dict[str, Tensor] | None = None  # all of the first rank's; empty on others; None: they are in the model
+    adapter: dict[str, Tensor] = field(default_factory=dict)  # of LoRA, under peft's names; on the first rank
     curves: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)  # name -> steps, values
+    best_step: int | None = None  # after which the held-out loss was lowest: whose weights these are
+    valid_loss: float | None = None  # of these weights, if it was measured
+    stopped: int | None = None  # the signal that ended it before its last step
 
     @property
     def final_loss(self) -> float:
@@ -65,16 +83,22 @@ def total_steps(config: SftConfig, examples: int) -> int:
     """Optimiser steps of the whole training."""
     if (steps := config.trainer_options()["max_steps"]) is not None:
         return int(steps)
-    return math.ceil(config.epochs * math.ceil(examples / config.sequences_per_step))
+    return math.ceil(config.epochs * steps_of_pass(config, examples))
+
+
+def steps_of_pass(config: SftConfig, examples: int) -> int:
+    return math.ceil(examples / config.sequences_per_step)
 
 
 def training_arguments(
-    config: Config, run: Path, *, steps: int, use_cpu: bool, one_kernel: bool = False
+    config: Config, run: Path, *, steps: int, use_cpu: bool, one_kernel: bool = False, holds_out: bool = False
 ) -> TrainingArguments:
-    """All arguments of Trainer. `one_kernel`: for a step of AdamW on a CPU; a GPU always has one."""
+    """All arguments of Trainer. `one_kernel`: for a step of AdamW on a CPU; a GPU always has one. `holds_out`: there is
+    a held-out loss, after each of whose lowest values a checkpoint is saved.
+    """
     sft, options = config.sft, config.sft.trainer_options()
     fsdp = fsdp_config(sft.strategy)
-    saves = options["save_steps"] < steps
+    saves = options["save_steps"] < steps or holds_out
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
         per_device_train_batch_size=1,  # of optimiser steps: `_Trainer` makes their micro-batches
@@ -102,12 +126,15 @@ def training_arguments(
         logging_nan_inf_filter=False,  # it would show the last finite loss instead
         save_strategy="steps" if saves else "no",
         save_steps=options["save_steps"] if saves else steps,
-        eval_strategy="no",
+        eval_strategy="no",  # SftProgress says when: after passes, too
+        metric_for_best_model=VALID_LOSS,
+        greater_is_better=False,
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_num_workers=0,
     )
+    arguments.load_best_model_at_end = holds_out  # as an argument it asks for save_steps at evaluations alone
     if fsdp is not None:
         finish_fsdp(arguments)
     if arguments.n_gpu > 1:
@@ -121,11 +148,73 @@ class _Trainer(Trainer):
     leave half-deleted under their names.
     """
 
-    def __init__(self, *, sampler: StepSampler, packer: StepPacker, progress: SftProgress, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        sampler: StepSampler,
+        packer: StepPacker,
+        progress: SftProgress,
+        world: World,
+        valid: Sequence[Sequence[Example]] = (),
+        patience: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **options: Any,
+    ) -> None:
+        """`valid`: held-out examples, in parts that are packed one after another. `patience`: evaluations without a
+        lower loss that end the training. `tokenizer`: is saved with every checkpoint, so that it is a model folder.
+        """
         super().__init__(callbacks=[_Passes(sampler), progress], **options)
+        self.ended_early = False
         self._sampler = sampler
         self._packer = packer
         self._progress = progress
+        self._world = world
+        self._valid = valid
+        self._patience = patience
+        self._tokenizer = tokenizer  # not Trainer's `processing_class`, which would alter the model's configuration
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        if self._tokenizer is not None and self.args.should_save:
+            self._tokenizer.save_pretrained(output_dir or str(self.args.output_dir))
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Return the mean loss per trained token of the held-out examples. All ranks call it."""
+        self._progress.begin_measurement()
+        model: nn.Module = self.model_wrapped
+        model.eval()
+        total, tokens = 0.0, 0
+        with torch.no_grad():
+            for part in self._valid:
+                step = self._packer(part)
+                tokens += step.n_trained
+                for batch in step.micro_batches:
+                    with self.compute_loss_context_manager():
+                        total += float(model(**inputs_of(batch.to(self.args.device))).loss)
+        model.train()
+        metrics = {VALID_LOSS: self._world.total([total])[0] / max(1, tokens)}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Save a checkpoint of the best, and end the training when none was better for long enough.
+
+        The count follows from the losses that Trainer's state holds, so a resume has it too.
+        """
+        best = bool(super()._determine_best_metric(metrics, trial))
+        last = self.state.global_step >= self.state.max_steps
+        if best:  # of the last step the weights are these, and Trainer would load earlier ones
+            folder = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            # Trainer looks for the folder while the first rank makes it, and ranks would disagree.
+            self.state.best_model_checkpoint = None if last else str(folder)
+            self.control.should_save = not last
+        since = self.state.best_global_step or 0
+        worse = sum(VALID_LOSS in entry and entry["step"] > since for entry in self.state.log_history)
+        if self._patience is not None and worse >= self._patience:
+            self.control.should_training_stop = self.ended_early = True
+            self.control.should_save = False  # a resume from here would train on
+        return best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save as Trainer does, without its way of deleting old ones, and not after a loss that is not a number.
@@ -137,7 +226,7 @@ class _Trainer(Trainer):
         with naming(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            remove_oldest(folder, self.state.global_step, keep=KEPT)
+            remove_oldest(folder, self.state.global_step, keep=KEPT, best=self.state.best_global_step)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """One for all ranks: each packs its own part of a step. So it is not accelerate's, which would cut it again."""
@@ -210,51 +299,98 @@ def train(
     run: Path,
     *,
     tracker: Tracker,
+    valid: Sequence[Example] = (),
+    tokenizer: PreTrainedTokenizerBase | None = None,
     signals: StopListener | None = None,
     world: World = ALONE,
 ) -> Trained:
-    """Train `model` in place, from the newest complete checkpoint under `run` if there is one.
+    """Train `model` in place, from the newest complete checkpoint under `run` if there is one. What is left are the
+    weights of the lowest loss of the held-out examples `valid`, if there are any.
 
-    Every rank of `world` calls it. If a signal asked for it, writes a checkpoint and raises
-    `Stopped`.
+    Every rank of `world` calls it. If a signal asked for it, ends after a step, with a checkpoint.
     """
     signals = StopListener() if signals is None else signals
     steps = total_steps(config.sft, len(examples))
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
+    every = config.sft.trainer_options()["eval_steps"] or steps_of_pass(config.sft, len(examples))
+    progress = SftProgress(tracker, config.sft, signals, world, measure_every=every if valid else None)
+    trainer = _trainer(
+        model, examples, valid, config, run, steps=steps, tokenizer=tokenizer, progress=progress, world=world
+    )
+    trainer.args.eval_on_start = bool(valid) and checkpoint is None
+    logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
+    logging.getLogger("transformers.trainer").addFilter(_is_no_tied_weight(model))
+    tracker.rewind(-1 if checkpoint is None else step_of(checkpoint))  # the loss before the first step is step 0's
+    start = time.monotonic()
+    # Ranks share a terminal with the process that started them, whose lines a live line would break.
+    shows = not world.joins and is_live(sys.stdout)
+    doing("" if shows else progress.text)
+    said = "" if world.joins else STOPPING
+    with signals.deferred(said), live_line(progress.parts) if shows else nullcontext():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    doing("gathering the weights")
+    done, best = trainer.state.global_step, _best_step(trainer.state) if valid else None
+    weights, adapter = _weights(trainer, model, config.sft, world)
+    return Trained(
+        steps=done,
+        resumed_step=step_of(checkpoint),
+        seconds=time.monotonic() - start,
+        weights=weights,
+        adapter=adapter,
+        curves=_curves(trainer.state.log_history),
+        best_step=best,
+        valid_loss=None if best is None else trainer.state.best_metric,
+        # Another rank alone may have received the signal.
+        stopped=None if trainer.ended_early or done >= steps else signals.signal or signal.SIGTERM,
+    )
+
+
+def _best_step(state: TrainerState) -> int | None:
+    """The step whose weights the model has now, by its held-out loss; None: they are those of the last step."""
+    best = state.best_global_step
+    if best is not None and best != state.global_step and state.best_model_checkpoint is None:
+        logger.warning("the checkpoint of step %d, with the lowest held-out loss, is gone; the last weights stay", best)
+        return None
+    return best
+
+
+def _trainer(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    valid: Sequence[Example],
+    config: Config,
+    run: Path,
+    *,
+    steps: int,
+    tokenizer: PreTrainedTokenizerBase | None,
+    progress: SftProgress,
+    world: World,
+) -> _Trainer:
+    sft, size = config.sft, config.sft.sequences_per_step
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
-    progress = SftProgress(tracker, config.sft, signals, world)
-    budget = config.sft.max_microbatch_tokens
-    give_loss(model, budget)
+    packer = StepPacker.of(model, device, budget=sft.max_microbatch_tokens, world=world)
+    give_loss(model, sft.max_microbatch_tokens)
+    trained: nn.Module = model
+    if sft.lora_rank:
+        trained = adapted(model, sft.lora_rank, seed=config.run.seed)
+        setattr(trained, "forward", model.forward)  # noqa: B010 (peft passes on no arguments but those that it knows)
+    kernel = has_one_kernel([parameter for parameter in model.parameters() if parameter.requires_grad])
     trainer = _Trainer(
-        sampler=StepSampler(len(examples), per_step=config.sft.sequences_per_step, seed=config.run.seed),
-        packer=StepPacker.of(model, device, budget=budget, world=world),
+        sampler=StepSampler(len(examples), per_step=size, seed=config.run.seed),
+        packer=packer,
         progress=progress,
-        model=model,
+        world=world,
+        valid=[valid[start : start + size] for start in range(0, len(valid), size)],
+        patience=sft.trainer_options()["early_stopping_patience"],
+        tokenizer=None if sft.strategy is Strategy.FSDP else tokenizer,  # whose checkpoints hold no model
+        model=trained,
         args=training_arguments(
-            config, run, steps=steps, use_cpu=device.type == "cpu", one_kernel=has_one_kernel(list(model.parameters()))
+            config, run, steps=steps, use_cpu=device.type == "cpu", one_kernel=kernel, holds_out=bool(valid)
         ),
         train_dataset=Examples(examples),
     )
     trainer.remove_callback(PrinterCallback)
-    logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
-    logging.getLogger("transformers.trainer").addFilter(_is_no_tied_weight(model))
-    resumed = step_of(checkpoint)
-    tracker.rewind(resumed)
-    start = time.monotonic()
-    # Ranks share a terminal with the process that started them, whose lines a live line would break.
-    with signals.deferred(), nullcontext() if world.joins else live_line(progress.parts):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
-    if trainer.state.global_step < steps:
-        if world.first:
-            logger.info("saved step %d of %d", trainer.state.global_step, steps)
-        raise Stopped(signals.signal or signal.SIGTERM)  # another rank alone may have received it
-    return Trained(
-        steps=trainer.state.global_step,
-        resumed_step=resumed,
-        seconds=time.monotonic() - start,
-        weights=_weights(trainer, config.sft.strategy, world),
-        curves=_curves(trainer.state.log_history),
-    )
+    return trainer
 
 
 def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
@@ -269,18 +405,35 @@ def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
     return checkpoint
 
 
-def _weights(trainer: Trainer, strategy: Strategy, world: World) -> dict[str, Tensor] | None:
-    """All ranks gather what is sharded; the first one gets it, in host memory."""
-    if strategy is Strategy.NONE:
-        return None
-    if strategy in (Strategy.ZERO0, Strategy.ZERO2) and not world.first:
-        return {}  # nothing is sharded, and each rank would copy all of it
-    weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    return weights if world.first else {}
+def _weights(
+    trainer: Trainer, model: PreTrainedModel, sft: SftConfig, world: World
+) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+    """Weights, merged with the adapter of LoRA, and that adapter. All ranks gather what is sharded; the first one gets
+    it, in host memory.
+    """
+    if sft.strategy is Strategy.NONE:
+        if not sft.lora_rank:
+            return None, {}
+        state: dict[str, Tensor] = model.state_dict()
+    elif sft.strategy in (Strategy.ZERO0, Strategy.ZERO2) and not world.first:
+        return {}, {}  # nothing is sharded, and each rank would copy all of it
+    else:
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if not world.first:
+        return {}, {}
+    if not sft.lora_rank:
+        return state, {}
+    state = {name.removeprefix(PEFT): tensor.detach() for name, tensor in state.items()}
+    adapter = {name: tensor.float().cpu() for name, tensor in adapters(state)}
+    whole = {name: tensor.cpu() for name, tensor in merged(state)}  # one at a time: a GPU may not hold two models
+    return whole, adapter
 
 
 def _curves(history: Sequence[dict[str, float]]) -> dict[str, tuple[list[float], list[float]]]:
-    logged = [entry for entry in history if "loss" in entry]
-    steps = [float(entry["step"]) for entry in logged]
-    names = [name for name in ("loss", "learning_rate", "grad_norm") if logged and name in logged[0]]
-    return {name: (steps, [entry[name] for entry in logged]) for name in names}
+    names = {LOSS: LOSS, VALID_LOSS: VALID_CURVE, "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
+    entries = {name: [entry for entry in history if name in entry] for name in names}
+    return {
+        title: ([float(entry["step"]) for entry in entries[name]], [entry[name] for entry in entries[name]])
+        for name, title in names.items()
+        if entries[name]
+    }

@@ -64,7 +64,8 @@ from ramet.types.step import (
     Untrusted,
 )
 from ramet.types.task import Message, Task, user_prompt
-from ramet.types.tool import Tool, ToolCall, ToolResult, ToolSchema, ToolSet
+from ramet.types.tool import Tool, ToolCall, ToolResult, ToolSet
+from ramet.types.tool_schema import ToolSchema
 from ramet.types.tracker import OutcomeTracker, TrackedRun, Tracker
 
 __all__ = [

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from ramet.types.rollout import StopReason
 from ramet.types.state import Stateful
 from ramet.types.task import Message, Task
-from ramet.types.tool import ToolCall, ToolResult, ToolSchema
+from ramet.types.tool import ToolCall, ToolResult
+from ramet.types.tool_schema import ToolSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

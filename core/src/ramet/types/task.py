@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ramet.types.tool_schema import ToolSchema
+
+FROM_ROW = "from_row"  # the tool that answers calls of a row's own tools
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
@@ -25,6 +29,7 @@ class Task:
     data_source: str = ""  # chooses the rewards (configuration `rewards.NAME.sources`)
     tools: tuple[str, ...] | None = None  # names of the tools that this task may use; None: all configured
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    schemas: tuple[ToolSchema, ...] | None = None  # of tools that the row itself describes, instead of configured ones
 
     def __post_init__(self) -> None:
         """Raises `TypeError` for a text where a tuple belongs: it would be taken for a tuple of its letters."""

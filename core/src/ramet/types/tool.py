@@ -7,33 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ramet.types.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSchema:
-    """The description that the model reads. `parameters` is a JSON schema of type object."""
-
-    name: str  # an identifier; also the tag in the `tags` step
-    description: str
-    parameters: Mapping[str, Any]
-    concurrent: bool = True  # False: calls of one rollout worker run one at a time
-    deterministic: bool = False  # True: identical calls may be answered by one execution (single flight)
-    idempotent: bool = True  # False: a call is not repeated once it may have run, so it changes things at most once
-
-    @property
-    def text_parameter(self) -> str | None:
-        """The one required string parameter, if the tool has exactly that: it then gets the raw text of a tag."""
-        properties = self.parameters.get("properties", {})
-        required = list(self.parameters.get("required", []))
-        if len(required) == 1 and properties.get(required[0], {}).get("type") == "string":
-            return str(required[0])
-        return None
-
-    @property
-    def function(self) -> dict[str, Any]:
-        """The form in which chat templates and OpenAI-compatible servers read tools."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}
+from ramet.types.tool_schema import ToolSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,4 +25,5 @@ def register_rewards(register: Register[Reward]) -> None:
     register("length", "ramet_rewards.length:make", config=config.LengthConfig)
     register("overlong", "ramet_rewards.overlong:make", config=config.OverlongConfig)
     register("tool_cost", "ramet_rewards.tool_cost:ToolCost", config=config.ToolCostConfig)
+    register("tool_calls", "ramet_rewards.tool_calls:ToolCalls", config=config.ToolCallsConfig)
     register("repetition", "ramet_rewards.repetition:make", config=config.RepetitionConfig)

@@ -199,6 +199,12 @@ class ToolCostConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class ToolCallsConfig:
+    partial: bool = option(False, "the share of calls that are right, instead of 1 only if all are")
+    exact_text: bool = option(False, "compare texts letter by letter; else without case, spaces and , . / - _ * ^")
+
+
+@dataclass(kw_only=True, slots=True)
 class RepetitionConfig:
     ngram: int = option(20, "tokens", above=0)
     free_share: float = option(0.0, "share of repeated n-grams up to which the score is 0", minimum=0, below=1)

@@ -39,19 +39,20 @@ class Hermes:
         self.config = config
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
-        """The configured instruction; the tools too, where the chat template does not describe them."""
-        parts = [self.config.instruction] if self.config.instruction else []
-        if tools:
-            form = "json" if self.config.form == "json" else "tool_call"
-            several = " Write several calls to have them run at the same time; the results come in their order."
-            parts += [
+        """Describe the tools, where the chat template does not."""
+        if not tools:
+            return ""
+        form = "json" if self.config.form == "json" else "tool_call"
+        several = " Write several calls to have them run at the same time; the results come in their order."
+        return "\n".join(
+            [
                 "You can use these tools, each described by a JSON schema:",
                 *(json.dumps(tool.function, ensure_ascii=False) for tool in tools),
                 f"To call one, write\n{example(form)}\nand nothing after it."
                 + (several if form == "tool_call" else "")
                 + " A message without a call is your answer.",
             ]
-        return "\n".join(parts)
+        )
 
     async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
         generation = await ctx.generate()

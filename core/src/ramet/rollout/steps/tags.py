@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -40,6 +40,7 @@ from ramet.types import (
     TracePart,
     Untrusted,
 )
+from ramet.types.tool_schema import properties_of
 
 MOST_STOPS = 64  # sets of stop strings that are kept
 NAME = r"[A-Za-z_][\w.-]*"
@@ -110,6 +111,10 @@ class Tags:
         if generation.stop == stops.answer:
             return self._answer(generation.text)
         return StepResult(stop=_reason(generation), answer=_stripped(_last_block(generation.text, self.config.answer)))
+
+    def stop_strings(self, tools: Sequence[ToolSchema], prompt: Sequence[Message]) -> Sequence[str]:
+        """Return the strings at which a turn ends."""
+        return self._stops(tools, prompt).strings
 
     def _stops(self, tools: Sequence[ToolSchema], prompt: Sequence[Message]) -> _Stops:
         """Return the stops, kept by what decides them: every turn of a task and most tasks have the same."""
@@ -229,16 +234,15 @@ def _describe(tool: ToolSchema) -> str:
     description = " ".join(tool.description.split())
     if tool.text_parameter is not None:
         return f"- <{tool.name}>{tool.text_parameter}</{tool.name}>: {description}"
-    properties = tool.parameters.get("properties", {})
-    return f"- <{tool.name}>{_example(properties)}</{tool.name}> (a JSON object): {description}"
+    return f"- <{tool.name}>{_example(tool)}</{tool.name}> (a JSON object): {description}"
 
 
-def _example(properties: dict[str, Any]) -> str:
-    inside = ", ".join(f'"{name}": {_type_name(spec)}' for name, spec in properties.items())
+def _example(tool: ToolSchema) -> str:
+    inside = ", ".join(f'"{name}": {_type_name(spec)}' for name, spec in properties_of(tool.parameters).items())
     return f"{{{inside}}}"
 
 
-def _type_name(spec: dict[str, Any]) -> str:
+def _type_name(spec: Mapping[str, Any]) -> str:
     types = spec.get("type", "any")
     return " or ".join(map(str, types)) if isinstance(types, list) else str(types)
 
@@ -253,7 +257,7 @@ def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
         raise ToolError(f"The {tool.name} call is empty: write its input between <{tool.name}> and </{tool.name}>.")
     if (parameter := tool.text_parameter) is not None:
         return {parameter: text}
-    form = _example(tool.parameters.get("properties", {}))
+    form = _example(tool)
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
 from ramet.types import ToolSchema
+from ramet.types.tool_schema import properties_of, required_of
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -36,24 +37,26 @@ def argument_problem(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | 
         return f"{schema.name}: the arguments are nested more than {MAX_NESTING} levels deep"
     if (fault := json_fault(dict(arguments))) is not None:
         return f"{schema.name}: the arguments hold {fault}"
-    properties = schema.parameters.get("properties", {})
-    required = schema.parameters.get("required", [])
+    properties, required = properties_of(schema.parameters), required_of(schema.parameters)
+    describes_any = isinstance(schema.parameters.get("properties"), Mapping)
     problems = [f"{name} is missing" for name in required if name not in arguments]
     for name, value in arguments.items():
         if name in properties:
             problems += [] if value is None and name not in required else _problems(name, value, properties[name])
-        elif not schema.parameters.get("additionalProperties", "properties" not in schema.parameters):
+        elif not schema.parameters.get("additionalProperties", not describes_any):
             problems.append(f"there is no {name} (known: {', '.join(properties) or 'none'})")
     return f"{schema.name}: {'; '.join(problems)}" if problems else None
 
 
 def _problems(name: str, value: Any, spec: Mapping[str, Any]) -> list[str]:
-    allowed = spec.get("type")
-    types = [allowed] if isinstance(allowed, str) else list(allowed or [])
-    if types and all(kind in _IS for kind in types) and not any(_IS[kind](value) for kind in types):
-        return [f"{name} must be of type {' or '.join(types)}, got {_short(value)}"]
-    if "enum" in spec and value not in spec["enum"]:
-        return [f"{name} must be one of {', '.join(map(repr, spec['enum']))}, got {_short(value)}"]
+    """What is wrong by the schema of an argument. Types and lists that are not those of JSON schema allow anything."""
+    allowed, choices = spec.get("type"), spec.get("enum")
+    types = [allowed] if isinstance(allowed, str) else allowed if isinstance(allowed, list | tuple) else []
+    known = [kind for kind in types if isinstance(kind, str) and kind in _IS]
+    if known and len(known) == len(types) and not any(_IS[kind](value) for kind in known):
+        return [f"{name} must be of type {' or '.join(known)}, got {_short(value)}"]
+    if isinstance(choices, list | tuple) and value not in choices:
+        return [f"{name} must be one of {', '.join(map(repr, choices))}, got {_short(value)}"]
     return []
 
 
