@@ -1,0 +1,81 @@
+"""The stage `export`: `ramet export`, with a record of what was exported and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ramet.errors import ConfigError
+from ramet.io.atomic import write_file
+from ramet.pipeline.stages import TRUST_CODE, Stage
+from ramet.runs.manifest import read_manifest
+from ramet.runs.own_files import MANIFEST
+
+RECORD = "export.json"
+RunsRamet = Callable[[list[str]], int]  # runs `ramet WORDS` in this process, and returns its exit code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord:
+    """The content of `export.json`, written before the model and again after it."""
+
+    run: str  # id of the run that was exported
+    dtype: str | None  # None: the run's
+    finished: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ExportRecord:
+        manifest = read_manifest(Path(str(options["run"])) / MANIFEST)
+        return cls(run=manifest.id, dtype=options.get("dtype"))
+
+    @classmethod
+    def read(cls, folder: Path) -> ExportRecord | None:
+        """Return what the folder of a stage has; None if no export has begun there. Raises `ConfigError`."""
+        file = folder / RECORD
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{file}: not the record of an export: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        write_file(folder / RECORD, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def is_exported(stage: Stage, options: Mapping[str, Any]) -> bool:
+    """Whether the stage is finished. Raises `ConfigError` where something else is in its folder."""
+    record = ExportRecord.read(stage.folder)
+    if record is None:
+        if stage.folder.is_dir() and any(stage.folder.iterdir()):
+            raise ConfigError(f"{stage.folder} is there, and no pipeline made it; choose another run.name")
+        return False
+    if not record.finished or not stage.model.is_dir():
+        return False
+    new = replace(ExportRecord.of(options), finished=True)
+    if new != record:
+        was, now = (f"{one.dtype or 'the dtype'} of run {one.run}" for one in (record, new))
+        raise ConfigError(
+            f"is finished, and {stage.model} is {was}, is to be {now}: undo it, delete {stage.folder}, or choose "
+            "another run.name"
+        )
+    return True
+
+
+def export(stage: Stage, options: Mapping[str, Any], ramet: RunsRamet) -> int:
+    """Export into the folder of the stage and return the exit code. What a killed export has left is deleted."""
+    record = ExportRecord.of(options)
+    record.write(stage.folder)
+    for left in (stage.model, *stage.folder.glob(f".{stage.model.name}.*.tmp")):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+    dtype = ["--dtype", str(record.dtype)] if record.dtype is not None else []
+    trust = ["--trust-remote-code"] if options.get(TRUST_CODE) is True else []
+    code = ramet(["export", str(options["run"]), str(stage.model), *dtype, *trust])
+    if code == 0:
+        replace(record, finished=True).write(stage.folder)
+    return code
