@@ -1,52 +1,163 @@
-"""The recipes of `hydra_configs/` say what they need, and need what they say."""
+"""The recipes of `hydra_configs/` say what they need, fit the hardware that they name and stand in their page."""
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ramet
+from ramet.cli.recipes import memory_plan
+from ramet.config.checks import check
 from ramet.config.compose import compose, layers
 from ramet.config.hydra_adapter import shipped_recipes
-from ramet.config.needs import needs_of
+from ramet.config.recipes import Recipe, recipes
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config, Strategy
+from ramet.planning.model_shape import read_shape
 from ramet.plugins import load_plugins
 from ramet.plugins.sources import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted((ROOT / "hydra_configs/experiment").glob("*.yaml"))
-EXTRAS = {("engine", "vllm"): "vllm", ("cluster", "ray"): "ray"}
+LISTED = {entry.name: entry for entry in recipes()}
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+QWEN2, QWEN3 = {"model_type": "qwen2"}, {"model_type": "qwen3", "head_dim": 128}
+SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
+# Facts of the published models' config.json, and how many parameters their pages give.
+MODELS: dict[str, tuple[dict[str, Any], list[int], bool, int]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": (QWEN2, [151936, 896, 4864, 24, 14, 2], True, 494_032_768),
+    "Qwen/Qwen2.5-1.5B-Instruct": (QWEN2, [151936, 1536, 8960, 28, 12, 2], True, 1_543_714_304),
+    "Qwen/Qwen2.5-3B-Instruct": (QWEN2, [151936, 2048, 11008, 36, 16, 2], True, 3_085_938_688),
+    "Qwen/Qwen2.5-7B-Instruct": (QWEN2, [152064, 3584, 18944, 28, 28, 4], False, 7_615_616_512),
+    "Qwen/Qwen3-8B": (QWEN3, [151936, 4096, 12288, 36, 32, 8], False, 8_190_735_360),
+    "Qwen/Qwen3-14B": (QWEN3, [151936, 5120, 17408, 40, 40, 8], False, 14_768_307_200),
+    "meta-llama/Llama-3.1-8B-Instruct": (
+        {"model_type": "llama"}, [128256, 4096, 14336, 32, 32, 8], False, 8_030_261_248,
+    ),
+}  # fmt: skip
+TRAINED_FROM = {  # published checkpoints
+    "dongguanting/Qwen2.5-7B-ARPO": "Qwen/Qwen2.5-7B-Instruct",
+    "dongguanting/Qwen3-14B-ARPO-DeepSearch": "Qwen/Qwen3-14B",
+}
+PLANNED = [name for name, entry in LISTED.items() if entry.hardware]
 
 
-def distributions(recipe: str) -> set[str]:
+@cache
+def resolved_of(name: str) -> Resolved:
+    listed = LISTED[name]
+    own = [] if listed.model else ["model.path="]
+    return compose([f"experiment={name}", *own], job=listed.job)
+
+
+def config_of(name: str) -> Config:
+    return resolved_of(name).config
+
+
+def extras(config: Config) -> list[str]:
+    """Of the core, beside `train`."""
+    chosen = {
+        "vllm": config.engine.name == "vllm",
+        "ray": config.cluster.name == "ray",
+        "lora": config.policy.lora_rank > 0 or config.sft.lora_rank > 0,
+        "deepspeed": config.sft.strategy not in (Strategy.NONE, Strategy.FSDP),
+    }
+    return sorted(extra for extra, is_needed in chosen.items() if is_needed)
+
+
+def distributions(name: str, config: Config) -> set[str]:
     """Of everything that the recipe chooses, beside the core."""
     owner = {info.name: info.distribution for info in load_plugins().infos}
     owner |= {point.name: point.dist.name for point in entry_points(group=PRESETS) if point.dist is not None}
-    made = layers([f"experiment={recipe}", "model.path=m"], job="train").layers
+    made = layers([f"experiment={name}", "model.path=m"], job=LISTED[name].job).layers
     registries = load_plugins().registries
     chosen = {owner[one.provider] for one in made if one.provider in owner}
-    config = compose([f"experiment={recipe}", "model.path=m"], job="train").config
-    for kind, names in (("tools", config.tools), ("rewards", config.rewards), ("benchmarks", config.benchmarks)):
-        chosen |= {getattr(registries, kind).get(name).distribution for name in names}
+    for kind, entries in (("tools", config.tools), ("rewards", config.rewards), ("benchmarks", config.benchmarks)):
+        for entry, settings in entries.items():
+            chosen.add(getattr(registries, kind).get(settings.use or entry).distribution)
     return chosen - {"ramet"}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_what_a_recipe_needs_is_what_it_chooses(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", LISTED)
+def test_what_a_recipe_needs_is_what_it_chooses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    core, *others = needs_of(path.read_text())
-    config = compose([f"experiment={path.stem}", "model.path=m"], job="train").config
-    extras = [extra for (group, name), extra in EXTRAS.items() if getattr(config, group).name == name]
-    assert core == f"ramet[{','.join(['train', *sorted(extras)])}]"
-    assert {need.partition("[")[0] for need in others} == distributions(path.stem)  # they may name extras
+    core, *others = LISTED[name].needs
+    config = config_of(name)
+    assert core == f"ramet[{','.join(['train', *extras(config)])}]"
+    assert {need.partition("[")[0] for need in others} == distributions(name, config)  # they may name extras
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_begins_with_one_line_about_it(path: Path) -> None:
-    package, description, needs = path.read_text().splitlines()[:3]
+@pytest.mark.parametrize("name", LISTED)
+def test_a_recipe_begins_with_one_line_about_it(name: str) -> None:
+    package, description, needs = LISTED[name].text.splitlines()[:3]
     assert (package, needs.partition(":")[0]) == ("# @package _global_", "# Needs")
     assert description.startswith("# ") and description.endswith(".")
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_listed_of_a_recipe_is_what_composes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list reads files alone, so that it needs no plugin."""
+    monkeypatch.chdir(tmp_path)
+    listed = LISTED[name]
+    config = config_of(name)
+    assert listed.model == config.model.path
+    data = {"train": config.data.train, "sft": config.sft.data, "eval": list(config.benchmarks)}[listed.job]
+    assert list(listed.data) == data != []
+    assert check(resolved_of(name), listed.job) == []
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with `config.json` alone, by the name of the model."""
+    made = {}
+    for number, (name, (kind, sizes, tied, _)) in enumerate(MODELS.items()):
+        made[name] = tmp_path_factory.mktemp(f"model{number}")
+        facts = {**kind, **dict(zip(SIZES, sizes, strict=True)), "tie_word_embeddings": tied}
+        (made[name] / "config.json").write_text(json.dumps(facts))
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_the_table_has_as_many_parameters_as_its_page_says(name: str, folders: dict[str, Path]) -> None:
+    config = compose([f"model.path={folders[name]}"], job="train").config
+    assert read_shape(config.model).n_parameters == MODELS[name][-1]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_recipe_fits_the_hardware_that_it_names(name: str, folders: dict[str, Path]) -> None:
+    listed = LISTED[name]
+    folder = folders[TRAINED_FROM.get(listed.model, listed.model)]
+    config = replace(config_of(name), model=replace(config_of(name).model, path=str(folder)))
+    *_, verdict = memory_plan(config, listed.job, listed.hardware)
+    assert verdict.startswith("the largest need of a device: ") and "little is left" not in verdict, verdict
+
+
+def test_the_page_has_every_recipe_with_its_hardware() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]+?) \|$", PAGE, re.MULTILINE))
+    assert {name: shown for name, shown in rows.items() if shown != "a CPU"} == {
+        name: LISTED[name].hardware for name in PLANNED
+    }
+    assert rows.keys() == LISTED.keys()
+
+
+def test_every_name_of_the_hub_stands_in_the_table_of_its_source() -> None:
+    named = {name for entry in LISTED.values() for name in hub_names(entry)}
+    rows = dict(re.findall(r"^\| `([\w.-]+/[\w.-]+)` \| (.+?) \|$", PAGE, re.MULTILINE))
+    assert rows.keys() == named
+    assert all(re.search(r"seed 00\d|arpo\.md|its page", source) for source in rows.values())
+
+
+def hub_names(listed: Recipe) -> set[str]:
+    sets = (source.removeprefix("hf://datasets/") for source in listed.data if source.startswith("hf://"))
+    names = {"/".join(source.split("/")[:2]) for source in sets}
+    return names | ({listed.model} if re.fullmatch(r"[\w.-]+/[\w.-]+", listed.model) else set())
 
 
 def test_an_editable_install_finds_the_folder_of_the_repository() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,30 @@ experiment=two
   all of it is installed
 """
     )
+
+
+def test_the_list_says_what_a_recipe_names(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "# Trains.\n# Hardware: 2x8x80GiB\n# Reproduces: a table\nmodel: {path: A/B}\ndata: {train: [a, b]}\n"
+    (folders / "shipped/experiment/one.yaml").write_text(text)
+    assert main(["recipes"]) == 0
+    shown = "experiment=one\n  Trains.\n  reproduces: a table\n  model: A/B\n  data: a, b\n  hardware: 2x8x80GiB\n\n"
+    assert capsys.readouterr().out.startswith(shown)
+
+
+def test_a_plan_of_a_recipe_needs_config_json_alone(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="ramet[train] is not installed")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    (folders / "elsewhere/config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 320, **sizes}))
+    text = "# @package _global_\nmodel: {path: .}\ndata: {train: ['hf://datasets/A/B/c.jsonl']}\n"
+    (folders / "shipped/experiment/one.yaml").write_text(text)
+    assert main(["recipes", "one", "--on", "1x24GiB"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "cluster local: engine torch and the policy in this process, on cuda"
+    assert lines[-1].startswith("the largest need of a device: ") and lines[-1].endswith(" of 24.0 GiB")
+    assert main(["recipes", "one", "--on", "1x300MiB"]) == 1
+    assert capsys.readouterr().err.startswith("error: memory: cuda 0 (policy and engine) would need ")
+    assert main(["recipes", "--on", "1x24GiB"]) == 1
+    assert capsys.readouterr().err == "error: --on 1x24GiB: plans one recipe; give its NAME\n"
 
 
 def test_the_users_own_is_told_apart(

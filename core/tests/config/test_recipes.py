@@ -45,6 +45,53 @@ def test_a_recipe_says_what_it_does_and_what_it_lacks(shipped: Path) -> None:
     assert found.missing == ("no-such-package", "other[extra]")
 
 
+BASE = """# @package _global_
+# Needs: ramet
+# Hardware: 8x80GiB
+defaults:
+  - override /algorithm: grpo
+  - override /benchmarks: [arithmetic]
+model:
+  path: OWNER/NAME
+data:
+  train: [hf://datasets/OWNER/SET/a.parquet]
+"""
+MINE = """# @package _global_
+# Hardware: 1x24GiB
+# Reproduces: a table
+defaults:
+  - base
+  - override /algorithm: dapo
+  - _self_
+data:
+  train: [mine.jsonl]
+"""
+
+
+def test_what_a_recipe_begins_with_counts_too(shipped: Path) -> None:
+    write(shipped / "experiment/base.yaml", BASE)
+    write(shipped / "experiment/mine.yaml", MINE)
+    base, mine = recipe("base"), recipe("mine")
+    assert (base.job, base.model, base.data) == ("train", "OWNER/NAME", ("hf://datasets/OWNER/SET/a.parquet",))
+    assert (mine.job, mine.model, mine.data) == ("train", "OWNER/NAME", ("mine.jsonl",))
+    assert mine.choices == {"algorithm": "dapo", "benchmarks": ["arithmetic"]}
+    assert (base.hardware, base.reproduces, mine.hardware, mine.reproduces) == ("8x80GiB", "", "1x24GiB", "a table")
+    assert (base.description, mine.description) == ("", "")
+
+
+def test_a_recipe_of_no_data_shows_its_benchmarks_and_what_is_the_users_shows_as_nothing(shipped: Path) -> None:
+    write(shipped / "experiment/base.yaml", BASE.replace("data:\n  train: [hf://datasets/OWNER/SET/a.parquet]\n", ""))
+    assert (recipe("base").job, recipe("base").data) == ("eval", ("arithmetic",))
+    write(shipped / "experiment/base.yaml", "model:\n  path: ???\nsft:\n  data: ???\n")
+    assert (recipe("base").job, recipe("base").model, recipe("base").data) == ("sft", "", ())
+
+
+@pytest.mark.parametrize("text", ["a: [\n", "- one\n", "defaults:\n  - demo\nmodel: m\n", "defaults: [demo, base]\n"])
+def test_a_recipe_that_does_not_compose_is_listed(shipped: Path, text: str) -> None:
+    write(shipped / "experiment/base.yaml", text)
+    assert (recipe("base").text, recipe("base").model, recipe("base").data) == (text, "", ())
+
+
 def test_a_file_of_the_users_is_read_before_the_recipe_of_its_name(shipped: Path, workdir: Path) -> None:
     mine = write(workdir / "hydra_configs/experiment/demo.yaml", "# @package _global_\ntrain:\n  steps: 9\n")
     assert compose([MODEL, "experiment=demo"], job="train").config.train.steps == 9
