@@ -1,0 +1,42 @@
+SCRIPT_DIR="$( cd "$( dirname "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )"
+VALID_FILES=["$HOME/data/arpo/valid.parquet","$HOME/data/arpo/train.parquet"]
+ENABLE_DYNAMIC_ROLLOUTS=False
+ENABLE_ENTROPY_BALANCED_CLIPPING=True
+ENABLE_ENTROPY_BALANCED_ADVANTAGE=True
+MAX_PROMPT_LENGTH=2000
+MAX_RESPONSE_LENGTH=6192
+python3 -m verl.trainer.main_ppo \
+    --config-path=$SCRIPT_DIR/config \
+    --config-name=arpo_trainer.yaml \
+    algorithm.adv_estimator=grpo \
+    algorithm.kl_ctrl.kl_coef=0.0 \
+    data.train_files=$HOME/data/arpo/train.parquet \
+    data.val_files=${VALID_FILES} \
+    data.train_batch_size=64 \
+    data.max_prompt_length=${MAX_PROMPT_LENGTH} \
+    data.max_response_length=${MAX_RESPONSE_LENGTH} \
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \
+    actor_rollout_ref.model.use_remove_padding=True \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+    actor_rollout_ref.actor.use_dynamic_bsz=True \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$((2*(MAX_PROMPT_LENGTH+MAX_RESPONSE_LENGTH))) \
+    actor_rollout_ref.actor.use_kl_loss=True \
+    actor_rollout_ref.actor.kl_loss_coef=0.0 \
+    actor_rollout_ref.actor.enable_entropy_balanced_clipping=${ENABLE_ENTROPY_BALANCED_CLIPPING} \
+    actor_rollout_ref.actor.enable_entropy_balanced_advantage=${ENABLE_ENTROPY_BALANCED_ADVANTAGE} \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
+    actor_rollout_ref.rollout.name=vllm \
+    actor_rollout_ref.rollout.mode=sync_with_tool \
+    actor_rollout_ref.rollout.n=12 \
+    actor_rollout_ref.rollout.initial_rollouts=6 \
+    actor_rollout_ref.rollout.beam_size=2 \
+    actor_rollout_ref.rollout.branch_probability=0.5 \
+    actor_rollout_ref.rollout.entropy_weight=0.2 \
+    actor_rollout_ref.rollout.enable_dynamic_rollouts=${ENABLE_DYNAMIC_ROLLOUTS} \
+    actor_rollout_ref.rollout.tools.call_limit=6 \
+    actor_rollout_ref.rollout.multi_turn.enable=${ENABLE_MULTI_TURN} \
+    custom_reward_function.path=$SCRIPT_DIR/../verl/utils/reward_score/deep_research.py \
+    trainer.logger="[console]" trainer.project_name="deep_research" trainer.experiment_name="aepo" \
+    trainer.n_gpus_per_node=8 trainer.save_freq=5 trainer.test_freq=5 trainer.total_epochs=5 trainer.val_before_train=False
