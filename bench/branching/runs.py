@@ -87,7 +87,7 @@ def train(folder: Path, kind: TaskKind, arm: str, seed: int) -> dict[str, Any]:
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
     training.run(compose(overrides, job="train"))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else platform.machine()
+    device = torch.cuda.get_device_name() if torch.cuda.max_memory_allocated() else platform.machine()
     numbers = {
         "device": f"{device}, torch {torch.__version__}",
         "kind": kind.name, "arm": arm, "seed": seed, "steps": kind.setting.steps, "load": load,
