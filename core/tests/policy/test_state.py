@@ -11,19 +11,23 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
 
 from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
 from ramet.policy import model_trainer
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.checkpoint.dcp import read_contents
 from ramet.policy.checkpoint.state import Staged, rng_state, saved_weights, set_rng_state
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.errors import CheckpointError
@@ -202,6 +206,35 @@ def test_a_table_of_contents_that_would_run_code_is_refused(make_spec: MakeSpec,
     with pytest.raises(CheckpointError, match="holds dict, not a table of contents"):
         worker.load(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+class OldPickler(pickle.Pickler):
+    """As Python 3.11.2 writes: a member of an enumeration is a call of `getattr`."""
+
+    def reducer_override(self, written: object) -> Any:
+        return (getattr, (type(written), written.name)) if isinstance(written, Enum) else NotImplemented
+
+
+def test_a_table_of_contents_of_an_older_python_is_read(make_spec: MakeSpec, tmp_path: Path) -> None:
+    worker = PolicyRank(make_spec())
+    save(worker, tmp_path)
+    contents = read_contents(tmp_path)
+    with (tmp_path / ".metadata").open("wb") as file:
+        OldPickler(file).dump(contents)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert read_contents(tmp_path) == contents
+    worker.load(tmp_path)
+
+
+def test_nothing_else_of_a_table_of_contents_is_looked_up_by_name(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Lookup()))
+    with pytest.raises(pickle.UnpicklingError, match=r"reads '__init__' of .*Metadata"):
+        read_contents(tmp_path)
+
+
+class Lookup:
+    def __reduce__(self) -> tuple[object, tuple[type, str]]:
+        return getattr, (Metadata, "__init__")
 
 
 class Touch:

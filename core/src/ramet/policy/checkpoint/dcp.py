@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -115,7 +115,19 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if (module in _MODULES and name in _CLASSES) or (module.startswith("torch") and _TORCH.fullmatch(full)):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(f"names {module}.{name}, which a table of contents has no use for")
+
+
+def _member(enumeration: object, name: str) -> _MEM_FORMAT_ENCODING:
+    """Return the member of this name: Python 3.11.0 to 3.11.3 write a member of an enumeration as a call of `getattr`.
+
+    Raises `pickle.UnpicklingError` for what is not torch's enumeration of memory formats.
+    """
+    if enumeration is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"reads {name!r} of {enumeration!r}, which a table of contents has no use for")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 def _quiet() -> warnings.catch_warnings[None]:
