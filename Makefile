@@ -41,7 +41,7 @@ coverage: $(VENV)/.light  ## all tests that can run here, and the lines that the
 lint: $(VENV)/.dev  ## format, lint and types (mypy reads those of Ray too, so this installs everything)
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src && MYPY=$(BIN)/mypy scripts/check_benches.sh
 
-fmt: $(VENV)/.light  ## format, and mend what ruff can mend
+fmt: $(VENV)/.light  ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
 
 clean:  ## remove the virtual environment (runs/ stays)

@@ -47,8 +47,8 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp
         "of all responses: at most 2,304 a step, 9,216 in the run",
         "of a policy rank: at most 3,072 in one pass over a step",
         "algorithm advantage grpo, loss ppo_clip, branch policy arpo, rollout step e2e_turns",
-        "engine torch; on a CPU vllm is no faster: with 135 million parameters and 24 rollouts at once torch sampled "
-        "115 tokens/s and vllm 121, on two cores, and torch needed 2 GB less",
+        "engine torch; measured on two CPU cores, with 135 million parameters and 24 rollouts at once: torch 115 "
+        "tokens/s, vllm 121, with 2 GB more memory",
         "shared prefixes computed once in steps with under 85% unique tokens; 78% of the tokens of 8 rollouts of full "
         "length without forks are unique",
         "old logprobs computed before the update, by one more forward pass a step, since its 2 optimiser steps change "

@@ -106,9 +106,9 @@ ROOT=$(cd "$(dirname "$0")/.." && pwd)
 UPPER="$(cd "$HERE/.." && pwd)"
 show $HERE $UP $ROOT $UPPER $(basename /a/b.c) x-$(date +%s) $(cd $(dirname $(realpath $0)); pwd)
 """
-    words = read_script(text, Path("/work/run/scripts/train.sh")).commands[-1].words
-    assert words[1:5] == ["/work/run/scripts", "/work/run", "/work/run", "/work/run"]
-    assert words[5:] == ["b.c", f"x-{UNKNOWN}", "/work/run/scripts"]
+    words = read_script(text, Path("/srv/run/scripts/train.sh")).commands[-1].words
+    assert words[1:5] == ["/srv/run/scripts", "/srv/run", "/srv/run", "/srv/run"]
+    assert words[5:] == ["b.c", f"x-{UNKNOWN}", "/srv/run/scripts"]
 
 
 def test_what_is_set_under_a_condition_that_is_not_known_counts_where_nothing_was_set_before() -> None:

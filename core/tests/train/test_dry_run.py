@@ -63,12 +63,12 @@ def test_the_plan_says_that_there_is_no_room_to_play_ahead(cluster: ClusterConfi
 @pytest.mark.parametrize(
     ("engine", "cuda", "said"),
     [
-        ("torch", False, "torch; on a CPU vllm is no faster: "),
-        ("vllm", False, "vllm; on a CPU torch is no faster: "),
+        ("torch", False, "torch; measured on two CPU cores"),
+        ("vllm", False, "vllm; measured on two CPU cores"),
         ("vllm", True, "vllm"),
         ("mine", False, "mine"),
     ],
 )
 def test_the_plan_says_how_the_engines_compare_on_a_cpu(engine: str, cuda: bool, said: str) -> None:
     words = engine_in_words(Config(model=ModelConfig(path="m"), engine=ComponentConfig(name=engine)), cuda=cuda)
-    assert words[: len(said)] == said and ("tokens/s" in words) == said.endswith(": ")
+    assert words[: len(said)] == said and ("tokens/s" in words) == ("measured" in said)

@@ -62,8 +62,6 @@ def prompt_record(step: RolloutStep, config: Config, tools: ToolNames, task: Tas
     """
     task = task if task.schemas is None else replace(task, schemas=())
     prompt = task_prompts(step, config, tools)(task)
-    described = [{"type": "function", "function": {"name": tool.name, "description": tool.description,
-                  "parameters": dict(tool.parameters)}} for tool in prompt.tools]  # fmt: skip
     stop = step.stop_strings(tools.of(task), prompt.messages) if isinstance(step, NamesStops) else ()
     return {
         "messages": [
@@ -71,7 +69,7 @@ def prompt_record(step: RolloutStep, config: Config, tools: ToolNames, task: Tas
             for message in prompt.messages
             if message.role == "system"
         ],
-        "tools": described if task.schemas is None else [],
+        "tools": [tool.function for tool in prompt.tools] if task.schemas is None else [],
         "tools_of_rows": task.schemas is not None,
         "stop": list(stop),
         "sampling": {"temperature": config.rollout.temperature},

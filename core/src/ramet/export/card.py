@@ -73,7 +73,7 @@ def _first(folder: Path, name: HubName | None) -> Base:
     while name is None and folder.name == "model" and len(runs) < MOST_RUNS:
         try:
             saved, manifest = read_run(folder.parent), read_manifest(folder.parent / "manifest.json")
-        except ConfigError:  # a folder of that name which is no run's
+        except ConfigError:  # a folder of that name, and not of a run
             break
         runs.insert(0, manifest)
         name = recorded_name(saved.model.path) or cached_name(saved.model.path)

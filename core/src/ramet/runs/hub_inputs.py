@@ -59,7 +59,7 @@ def fetched(
     config, found = resolved.config, dict[str, str]()
     for value in sorted(named, key=lambda value: value.key in MODELS):  # data first: it is small
         typed = value.read(tree) == value.text
-        recorded = value.text if typed else value.slot
+        recorded = value.text if typed else value.place
         try:
             copy = value.fetch(commits.get(recorded), weights)
         except ConfigError as error:
@@ -84,7 +84,7 @@ class _NamedValue:
     listed: bool = False  # by a `dataset_info.json`
 
     @property
-    def slot(self) -> str:
+    def place(self) -> str:
         """The place in the configuration, such as data.train.0."""
         return self.key if self.index is None else f"{self.key}.{self.index}"
 

@@ -275,7 +275,7 @@ def model_sha256(resolved: Resolved) -> str:
 def model_fingerprint(*paths: Path, commits: Collection[str] = ()) -> str:
     """sha256 over files and the files of folders; of large files their size, beginning and end.
 
-    Of copies of these commits of the hub their names: where a cache is, and which files it has, is no difference.
+    Of copies of these commits of the hub their names: where a cache is, and which files it has, does not matter.
     """
     digest = hashlib.sha256()
     copies = {path: name for path in paths if (name := cached_name(path)) is not None and name.revision in commits}
@@ -326,6 +326,7 @@ def _versions() -> dict[str, str]:
 
 
 def version_of(package: str) -> str | None:
+    """Return the installed version of a package; None: it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 STATE = "trainer_state.json"
 LAYOUT = "layout.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-ADAPTER = "adapter_model.safetensors"  # of LoRA, as peft names it
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of LoRA, as peft names it
 FSDP_FOLDERS = ("pytorch_model_fsdp_0", "optimizer_0")
 BROKEN = (OSError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -91,7 +91,7 @@ def weights_of(checkpoint: Path) -> dict[str, Tensor]:
         if layout.strategy is Strategy.FSDP:
             return read_whole(checkpoint / FSDP_FOLDERS[0], "model.")
         if layout.lora_rank:
-            return load_file(checkpoint / ADAPTER)
+            return load_file(checkpoint / ADAPTER_WEIGHTS)
     except (CheckpointError, OSError) as error:
         raise ConfigError(f"{checkpoint}: {error}") from error
     return dict(WeightFiles(checkpoint))
@@ -221,7 +221,7 @@ class SftLayout:
                 if bad is not None:
                     return f"{archive.relative_to(checkpoint)}: bad checksum of {bad}"
             if self.strategy is Strategy.NONE:
-                _read_weights(checkpoint, ADAPTER if self.lora_rank else WEIGHTS)
+                _read_weights(checkpoint, ADAPTER_WEIGHTS if self.lora_rank else WEIGHTS)
             if self.strategy is Strategy.FSDP:
                 for name in FSDP_FOLDERS:
                     _read_items(checkpoint / name)

@@ -148,7 +148,8 @@ def check_data(resolved: Resolved, problems: Sequence[str]) -> CheckedSft:
     )
     if config.sft.valid_share:
         kept, held_out = _split(kept, config)
-    _warn_of_copies(kept, held_out)
+    else:
+        _warn_of_copies(kept, held_out)
     return CheckedSft(
         conversations=kept,
         report=report,

@@ -121,7 +121,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(enumeration: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """Return the member of this name: Python 3.11.0 to 3.11.3 write a member of an enumeration as a call of `getattr`.
+    """Return the member of this name: Python 3.11.2 writes a member of an enumeration as a call of `getattr`.
 
     Raises `pickle.UnpicklingError` for what is not torch's enumeration of memory formats.
     """
