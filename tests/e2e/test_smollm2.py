@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ def test_sft_rl_and_evaluation(ramet, folder: Path) -> None:
     ]  # fmt: skip
     ended = ramet(*teach, cwd=folder)
     assert ended.code == 0, ended.err
+    shutil.rmtree(folder / "runs/sft/checkpoints")
     losses = [line["sft/loss"] for line in rows(folder / "runs/sft/metrics.jsonl")]
     assert len(losses) == 2 and all(0.5 < loss < 6 for loss in losses)
     trained = train(folder, folder / "runs/sft/model", "rl", steps=1)
@@ -137,22 +139,25 @@ def test_sft_rl_and_evaluation(ramet, folder: Path) -> None:
     ended = ramet(*evaluated, cwd=folder)
     assert ended.code == 0, ended.err
     assert len(rows(folder / "runs/eval/results.tasks.jsonl")) == 8
+    shutil.rmtree(folder / "runs")  # 4 GB
 
 
 def test_killed_and_resumed_it_is_the_same_run_to_the_bit(ramet, folder: Path) -> None:
+    one, two = folder / "runs/whole", folder / "runs/killed"
     whole = train(folder, folder / "model", "whole", steps=2, deterministic=True)
-    ended = ramet(*whole, cwd=folder)
+    ended = ramet(*whole, "train.save_every=2", cwd=folder)
     assert ended.code == 0, ended.err
+    shutil.rmtree(one / "checkpoints")  # 1.6 GB
     killed = train(folder, folder / "model", "killed", steps=2, deterministic=True)
     ended = ramet(*killed, cwd=folder, E2E_KILL="update:2", E2E_KILL_LOG=str(folder / "kill.json"))
     assert ended.code == -9, ended.err
     ended = ramet(*killed, cwd=folder)
     assert ended.code == 0, ended.err
-    one, two = folder / "runs/whole", folder / "runs/killed"
     assert digest(one / "model/model.safetensors") == digest(two / "model/model.safetensors")
     assert digest(one / "model/model.safetensors") != digest(folder / "model/model.safetensors")
     for step in (1, 2):
         assert sampled(one, step) == sampled(two, step)
+    shutil.rmtree(folder / "runs")
 
 
 def train(folder: Path, model: Path, name: str, *, steps: int, deterministic: bool = False) -> list[str]:
