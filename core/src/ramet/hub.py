@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ramet.errors import ConfigError, InfraError, RametError
@@ -40,7 +41,10 @@ ALL_SUBSETS = "default"  # as `datasets` calls the one of a set without subsets
 WEIGHTS = "*.safetensors"
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py", "README.md", "LICENSE*")  # beside weights
 TWICE = ("consolidated*", "*/*.safetensors")  # weights in other forms
-REPLACED = ("*.safetensors", "*.bin", "*.index.json", "adapter_config.json")  # by a push
+REPLACED = (  # by a push, also where the folder has none of that name: a loader or a reader would take it for this model's
+    "*.safetensors", "*.bin", "*.index.json", "config.json", "adapter_config.json", "chat_template.jinja",
+    "special_tokens_map.json", "added_tokens.json", "selection.json",
+)  # fmt: skip
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 EVERY_S = 30.0  # between lines of progress where there is no terminal
 
@@ -268,7 +272,7 @@ def _snapshot(name: HubName, wanted: list[str], ignored: tuple[str, ...] = ()) -
                     tqdm_class=_progress(),
                 )
             )
-    except RuntimeError as error:  # of hf_xet, whatever went wrong
+    except (RuntimeError, OSError) as error:  # of hf_xet, whatever went wrong; a file that ends too early
         raise _broken_off(name, error) from error
     logger.info("%s: commit %s in %s (%.0f s)", name, folder.name[:12], folder, time.monotonic() - started)
     return HubCopy(name=replace(name, revision=folder.name), path=folder)
@@ -284,14 +288,17 @@ def _split(name: HubName) -> HubCopy:
     file = folder / f"{name.id.rpartition('/')[2]}_{name.split}.parquet"
     copy = HubCopy(name=replace(name, revision=commit), path=file)
     if not file.is_file():
-        rows = _rows(copy.name)
-        with open_atomic(file) as parquet:
-            rows.to_parquet(parquet)
+        with _explained(name), TemporaryDirectory(dir=folder, prefix="datasets-") as cache, open_atomic(file) as parquet:
+            _rows(copy.name, cache).to_parquet(parquet)
     return copy
 
 
-def _rows(name: HubName) -> Any:
-    """The rows of a split, by `datasets`. Raises as `fetch_model`."""
+def _rows(name: HubName, cache: str) -> Any:
+    """The rows of a split, by `datasets`, which keeps them in `cache`. Raises as `fetch_model`.
+
+    That cache must be new: where it cannot reach the hub, `datasets` takes rows of any revision that it finds there. So
+    it would a folder of this name here.
+    """
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -299,9 +306,14 @@ def _rows(name: HubName) -> Any:
             f"{name}: splits are read by the package `datasets`: pip install 'ramet[hub]', or name the files: "
             f"hf://datasets/{name.id}/FILE"
         ) from error
+    if Path(name.id).is_dir():
+        raise ConfigError(
+            f"{name}: {name.id} is also a folder here, and `datasets` would read that one; name the files that you mean, "
+            f"{name.id}/FILE or hf://datasets/{name.id}/FILE"
+        )
     try:
         with _explained(name):
-            return load_dataset(name.id, name.subset, split=name.split, revision=name.revision)
+            return load_dataset(name.id, name.subset, split=name.split, revision=name.revision, cache_dir=cache)
     except RametError:
         raise
     except Exception as error:  # whatever it makes of a wrong split, subset or file
@@ -399,8 +411,9 @@ def _endpoint() -> str:
 
 
 def _line(error: object) -> str:
-    """Return a text in one line, without names and passwords in addresses."""
-    return re.sub(r"(?<=://)[^\s/@]*@", "", " ".join(str(error).split()).rstrip("."))
+    """Return a text in one line, without names and passwords in addresses, and what signs them."""
+    text = re.sub(r"(?<=://)[^\s/@]*@", "", " ".join(str(error).split()).rstrip("."))
+    return re.sub(r"(://[^\s?]*)\?[^\s'\"]*", r"\1", text)
 
 
 @cache

@@ -24,16 +24,17 @@ PROMPT = {
 
 def make_run(folder: Path, model: str, **facts: Any) -> Path:
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"path": model}}))
+    described = {"path": model, "chat_template_kwargs": {"enable_thinking": False}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": described}))
     manifest = Manifest(job="train", seed=1, deterministic=False, resume_level="A", git=None, versions={}, plugins=[])
     write_manifest(folder / "manifest.json", dataclasses.replace(manifest, **facts))
     return folder
 
 
-def card_of(run: Path, base: Path, folder: Path) -> tuple[dict[str, Any], str]:
+def card_of(run: Path, base: Path, folder: Path, *, adapter: bool = False) -> tuple[dict[str, Any], str]:
     """The facts at its beginning, and the text."""
     folder.mkdir()
-    write_card(folder, None, base=ModelConfig(path=str(base)), run=run, step=3)
+    write_card(folder, folder.name, base=ModelConfig(path=str(base)), run=run, step=3, adapter=adapter)
     text = (folder / "README.md").read_text()
     return yaml.safe_load(text.split("---\n")[1]), text
 
@@ -69,13 +70,16 @@ def test_model_licence_and_data_are_those_of_the_first_run(
     )  # fmt: skip
     (sft / "model").mkdir()
     data = {"train": DataRecord(files=[str(tmp_path / "tasks.jsonl")], fingerprint="f", tasks=5, too_long=1)}
-    header, text = card_of(make_run(tmp_path / "rl", str(sft / "model"), data=data), sft / "model", tmp_path / "out")
+    run = make_run(tmp_path / "rl", str(sft / "model"), data=data)
+    header, text = card_of(run, sft / "model", tmp_path / "out")
     assert {key: header[key] for key in header if key.startswith("license")} == facts
     assert (header["base_model"], header["datasets"]) == ("me/base", ["me/traces"])
     assert f"Trained from `me/base`, commit `{COMMIT}`, with Ramet by `ramet sft`, before the run below." in text
     assert f"* `ramet sft`, train: 7 rows of `{traces}`\n* `ramet train`, train: 4 tasks of `tasks.jsonl`" in text
     assert f"That of the base model: {terms}." in text
     assert str(tmp_path) not in text
+    header, text = card_of(run, sft / "model", tmp_path / "adapter", adapter=True)
+    assert "base_model" not in header and "belongs to what `ramet sft` made of it" in text
 
 
 def test_a_folder_of_this_machine_has_no_name_of_the_hub_whatever_its_card_says(tmp_path: Path) -> None:
@@ -102,4 +106,8 @@ def test_texts_are_fenced_and_paths_addresses_and_secrets_are_left_out(tmp_path:
     assert "* stop strings: ```` ``` ````, `</a>\\n`\n" in text
     code = text.split("````python\n")[1].split("\n````")[0]
     compile(code, "card", "exec")
-    assert "temperature=0.7, top_p=1.0, top_k=0" in code and "stop_strings=['```', '</a>\\n']" in code
+    assert "temperature=0.7, top_p=1.0, top_k=0, repetition_penalty=1.0" in code
+    assert "stop_strings=['```', '</a>\\n']" in code and 'return_tensors="pt", enable_thinking=False)' in code
+    assert "\n* variables of the chat template: `enable_thinking=False`\n" in text
+    plain = make_run(tmp_path / "plain", "base", prompt=PROMPT | {"messages": []})
+    assert "\nThe model was trained without a system prompt.\n" in card_of(plain, tmp_path / "base", tmp_path / "b")[1]

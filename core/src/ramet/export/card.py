@@ -45,23 +45,24 @@ class Base:
 
 
 def write_card(
-    folder: Path, name: str | None, *, base: ModelConfig, run: Path | None = None, step: int | None = None,
+    folder: Path, name: str, *, base: ModelConfig, run: Path | None = None, step: int | None = None,
     adapter: bool = False,
 ) -> None:  # fmt: skip
-    """Write `README.md`. `name`: on the hub; None: that of the folder. `base`: the model that the run began with, on
-    this machine. Without a run the card says that its training is not known.
+    """Write `README.md`. `name`: on the hub, or that of the folder once it is there. `base`: the model that the run
+    began with, on this machine. Without a run the card says that its training is not known.
     """
     saved, manifest = (None, None) if run is None else (read_run(run), read_manifest(run / "manifest.json"))
     first = _first(Path(base.path), cached_name(base.path) or (recorded_name(saved.model.path) if saved else None))
     runs = [*first.runs, *([manifest] if manifest is not None else [])]
     facts = _facts(first.folder)
-    licence, name = _licence(facts, first.name), name or folder.resolve().name
-    parts = [_header(first.name, licence, runs, adapter=adapter), f"# {name}"]
+    licence = _licence(facts, first.name)
+    of_base = None if adapter and first.runs else first.name  # an adapter is of no use with another model
+    parts = [_header(of_base, licence, runs, adapter=adapter), f"# {name}"]
     if run is None or saved is None or manifest is None:
         parts.append("How it was trained is not known: it was made from weights alone.")
     else:
         parts += [_origin(first, facts, adapter=adapter), _data(runs), _recipe(run, saved, step), _metrics(run, step)]
-        parts.append(_prompt(manifest))
+        parts.append(_prompt(manifest, saved.model.chat_template_kwargs))
     parts.append(f"## Licence\n\nThat of the base model: {_terms(licence)}.")
     parts.append(_usage(name, saved, manifest, adapter=adapter))
     write_file(folder / NAME, "\n\n".join(part for part in parts if part) + "\n")
@@ -107,7 +108,9 @@ def _header(base: HubName | None, licence: Mapping[str, Any], runs: Sequence[Man
 
 def _origin(base: Base, facts: Mapping[str, Any], *, adapter: bool) -> str:
     what = "A LoRA adapter, trained from" if adapter else "Trained from"
-    by = f" by {', then '.join(f'`ramet {run.job}`' for run in base.runs)}, before the run below" if base.runs else ""
+    jobs = ", then ".join(f"`ramet {run.job}`" for run in base.runs)
+    by = f" by {jobs}, before the run below" if jobs else ""
+    by += f"; the adapter belongs to what {jobs} made of it" if jobs and adapter else ""
     if base.name is not None:
         at = f", commit `{base.name.revision}`," if base.name.revision else ""
         return f"{what} {_code(base.name.id)}{at} with Ramet{by}."
@@ -149,7 +152,7 @@ def _metrics(run: Path, step: int | None) -> str:
     return "\n".join(["## Metrics", "", "| metric | value | step |", "|---|---|---|", *rows]) if rows else ""
 
 
-def _prompt(manifest: Manifest) -> str:
+def _prompt(manifest: Manifest, variables: Mapping[str, Any]) -> str:
     prompt = manifest.prompt
     if prompt is None:
         return "## Prompt and sampling\n\nThe prompt that it was trained with is not known: the run did not record it."
@@ -159,25 +162,27 @@ def _prompt(manifest: Manifest) -> str:
     described = f"\n* tools that the chat template describes: {tools}" if tools else ""
     if prompt.get("tools_of_rows"):
         described = "\n* tools: each task brought its own, which the prompt described"
-    return (
-        "## Prompt and sampling\n\nThe model was trained with this system prompt, and is of little use without it; the "
-        "code below has it, too.\n\n" + _fenced(_system(prompt) or "(none)") +
-        f"\n\n* stop strings: {stop}\n* sampling: {sampling}{described}"
+    if variables:
+        described += f"\n* variables of the chat template: {_code(_arguments(variables).removeprefix(', '))}"
+    system = _system(prompt)
+    asked = "The model was trained without a system prompt." if not system else (
+        "The model was trained with this system prompt, and is of little use without it; the code below has it, too."
+        f"\n\n{_fenced(system)}"
     )  # fmt: skip
+    return f"## Prompt and sampling\n\n{asked}\n\n* stop strings: {stop}\n* sampling: {sampling}{described}"
 
 
 def _usage(name: str, saved: SavedRun | None, manifest: Manifest | None, *, adapter: bool) -> str:
     prompt = (manifest.prompt if manifest else None) or UNASKED
     system, stop = _system(prompt), list(prompt["stop"])
     sampling = {"temperature": 1.0 if saved is None else saved.temperature} | dict(prompt["sampling"])
-    drawn = {"do_sample": True, **sampling, "top_p": 1.0, "top_k": 0}  # the base's generation config may cut them
-    how = ", ".join(f"{key}={value!r}" for key, value in drawn.items())
-    if not sampling["temperature"]:
-        how = "do_sample=False"
+    drawn = {"do_sample": True, **sampling, "top_p": 1.0, "top_k": 0} if sampling["temperature"] else {"do_sample": False}
+    how = _arguments(drawn | {"repetition_penalty": 1.0})  # else the base's generation config may change what is drawn
     first = f'{{"role": "system", "content": {json.dumps(system, ensure_ascii=False)}}}, ' if system else ""
     stops = f", stop_strings={stop!r}, tokenizer=tokenizer" if stop else ""
     auto, package = ("AutoPeftModelForCausalLM", "peft") if adapter else ("AutoModelForCausalLM", "transformers")
-    tools = f", tools={prompt['tools']!r}" if prompt["tools"] else ""
+    variables = {} if saved is None else saved.model.chat_template_kwargs
+    rendered = _arguments(({"tools": prompt["tools"]} if prompt["tools"] else {}) | variables)
     code = f"""\
 from transformers import AutoTokenizer
 from {package} import {auto}
@@ -186,11 +191,16 @@ folder = {name!r}
 tokenizer, model = AutoTokenizer.from_pretrained(folder), {auto}.from_pretrained(folder, dtype="auto")
 messages = [{first}{{"role": "user", "content": "…"}}]
 inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"{tools})
-output = model.generate(**inputs, max_new_tokens=1024, {how}{stops})
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"{rendered})
+output = model.generate(**inputs, max_new_tokens=1024{how}{stops})
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:]))"""
     calls = "\n\nAt a stop string that calls a tool, run the tool, append its result, and generate again."
     return f"## Use\n\n{_fenced(code, 'python')}{calls if stop else ''}"
+
+
+def _arguments(values: Mapping[str, Any]) -> str:
+    """Return the rest of a call's arguments."""
+    return "".join(f", {key}={value!r}" for key, value in values.items())
 
 
 def _system(prompt: Mapping[str, Any]) -> str:

@@ -83,10 +83,11 @@ def export_run(
     recorded = recorded_sequences(run, source.step)
     sequences = recorded or random_sequences(trained.config.vocab_size)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
-    comparison = _export(trained, config, out, sequences, saved.temperature)
-    if saved.job == "train" and (selection := _selection(run, source, saved.valid)) is not None:
-        selection.write(out)
-    write_card(out, name, base=_base(saved, model), run=run, step=source.step)
+    with new_folder(out) as folder:
+        comparison = _export(trained, config, folder, out, sequences, saved.temperature)
+        if saved.job == "train" and (selection := _selection(run, source, saved.valid)) is not None:
+            selection.write(folder)
+        write_card(folder, name or out.resolve().name, base=_base(saved, model), run=run, step=source.step)
     return _exported(trained.parameters(), out, source.folder, config.dtype, bool(recorded), comparison)
 
 
@@ -121,7 +122,7 @@ def export_adapter(
         _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
         after = logprobs(again, sequences, saved.temperature)
         comparison = _passed(compare(before, before, after, sequences, config.dtype), config.dtype, out)
-    write_card(out, name, base=config, run=run, step=source.step, adapter=True)
+        write_card(folder, name or out.resolve().name, base=config, run=run, step=source.step, adapter=True)
     return _exported(adapter.values(), out, source.folder, config.dtype, bool(recorded), comparison)
 
 
@@ -147,8 +148,9 @@ def export_verl(
     config = ModelConfig(path=str(model or model_folder(shards)), dtype=dtype, trust_remote_code=trust_remote_code)
     trained = build_model(config, read_shards(shards), str(shards))
     sequences = random_sequences(trained.config.vocab_size)
-    comparison = _export(trained, config, out, sequences, temperature=1.0)
-    write_card(out, name, base=config)
+    with new_folder(out) as folder:
+        comparison = _export(trained, config, folder, out, sequences, temperature=1.0)
+        write_card(folder, name or out.resolve().name, base=config)
     return _exported(trained.parameters(), out, shards, dtype, False, comparison)
 
 
@@ -274,23 +276,24 @@ def _merged(adapter: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
 
 
 def _export(
-    trained: PreTrainedModel, config: ModelConfig, out: Path, sequences: list[SampleSequence], temperature: float
+    trained: PreTrainedModel,
+    config: ModelConfig,
+    folder: Path,
+    out: Path,
+    sequences: list[SampleSequence],
+    temperature: float,
 ) -> Comparison:
-    """Write and compare the model. Rounds `trained` to the wanted type."""
-    tokenizer = load_tokenizer(config)
+    """Write and compare the model in `folder`, which becomes `out`. Rounds `trained` to the wanted type."""
     before = logprobs(trained, sequences, temperature)
-    with new_folder(out) as folder:
-        for parameter in trained.parameters():  # `to` would round the frequencies of positions too
-            parameter.data = parameter.data.to(DTYPES[config.dtype])
-        written = before if config.dtype is Dtype.FLOAT32 else logprobs(trained, sequences, temperature)
-        trained.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        again = load_model(
-            dataclasses.replace(_comparable(config), path=str(folder), tokenizer=None, chat_template=None)
-        )
-        _require_same(different_weights(trained, again), out)
-        after = logprobs(again, sequences, temperature)
-        return _passed(compare(before, written, after, sequences, config.dtype), config.dtype, out)
+    for parameter in trained.parameters():  # `to` would round the frequencies of positions too
+        parameter.data = parameter.data.to(DTYPES[config.dtype])
+    written = before if config.dtype is Dtype.FLOAT32 else logprobs(trained, sequences, temperature)
+    trained.save_pretrained(folder)
+    load_tokenizer(config).save_pretrained(folder)
+    again = load_model(dataclasses.replace(_comparable(config), path=str(folder), tokenizer=None, chat_template=None))
+    _require_same(different_weights(trained, again), out)
+    after = logprobs(again, sequences, temperature)
+    return _passed(compare(before, written, after, sequences, config.dtype), config.dtype, out)
 
 
 def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:

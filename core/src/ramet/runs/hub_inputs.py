@@ -61,7 +61,7 @@ def fetched(
         typed = value.read(tree) == value.text
         recorded = value.text if typed else value.place
         try:
-            copy = value.fetch(commits.get(recorded), weights)
+            copy = value.fetch((found | commits).get(recorded), weights)  # one name is one commit
         except ConfigError as error:
             problems.append(f"{value.key}: {error}")
             continue
@@ -92,7 +92,7 @@ class _NamedValue:
         """Fetch it at the commit that it had before, if it had one: a branch may have moved."""
         name = self.name
         if commit is not None and commit != name.revision:
-            logger.info("%s: %s is taken at commit %s, with which the run began", self.key, name, commit[:12])
+            logger.info("%s: %s is taken at commit %s, as the run has it", self.key, name, commit[:12])
             name = replace(name, revision=commit)
         return fetch_model(name, weights=weights and self.key == MODELS[0]) if self.key in MODELS else fetch_data(name)
 
