@@ -29,6 +29,7 @@ class Repository:
     main: str = ""
     gated: bool = False
     private: bool = False
+    moving: bool = False  # every look at the main branch finds a new commit
 
     def commit(self, files: Mapping[str, bytes]) -> str:
         """Add a commit to the main branch; returns its id."""
@@ -38,6 +39,8 @@ class Repository:
 
     def at(self, revision: str) -> str | None:
         commit = self.main if revision == "main" else revision
+        if self.moving and revision == "main":
+            self.commit(self.commits[self.main] | {"README.md": self.main.encode()})
         return commit if commit in self.commits else None
 
 
@@ -49,7 +52,9 @@ class Hub:
     uploads: dict[str, bytes] = field(default_factory=dict)  # by sha256
     requests: list[str] = field(default_factory=list)
     cut_at: int | None = None  # bytes after which the connection of a file breaks off
+    short: str = ""  # a file that is sent without its last byte
     down: bool = False  # answers everything with 503
+    full: bool = False  # takes no commit
     url: str = ""
 
     def put(self, name: str, files: Mapping[str, bytes], *, gated: bool = False, private: bool = False) -> str:
@@ -101,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             if name.startswith("others/"):
                 return self._fail(403, "", "You don't have the rights to create a model under others")
             if f"models/{name}" in self.hub.repositories:
-                return self._fail(409, "", "You already created this model repo")
+                return self._json({"error": "You already created this repo", "url": f"{self.hub.url}/{name}"}, 409)
             made = Repository(private=asked.get("visibility") == "private")
             made.commit({})
             self.hub.repositories[f"models/{name}"] = made
@@ -123,6 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
                 for one in files
             ]})  # fmt: skip
         assert match[3] == "commit", path
+        if self.hub.full:
+            return self._fail(507, "", f"no room: {self.hub.url}/upload?X-Amz-Signature=secret")
         entries = [json.loads(line) for line in filter(None, body.splitlines())]
         gone = {entry["value"]["path"] for entry in entries if entry["key"] == "deletedFile"}
         kept = {path: content for path, content in repository.commits[repository.main].items() if path not in gone}
@@ -213,7 +220,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_oid(content)}"', "Accept-Ranges": "bytes"}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if span is None:
-            return self._send(200, content, headers)
+            return self._send(
+                200, content[:-1] if self.command == "GET" and path == self.hub.short else content, headers
+            )
         last = int(span[2] or len(content) - 1)
         part = content[int(span[1]) : last + 1]
         return self._send(206, part, headers | {"Content-Range": f"bytes {span[1]}-{last}/{len(content)}"})
@@ -222,8 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization")
         return None if given is None else given.removeprefix("Bearer ")
 
-    def _json(self, body: object) -> None:
-        self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    def _json(self, body: object, status: int = 200) -> None:
+        self._send(status, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _fail(self, status: int, code: str, message: str, more: Mapping[str, str] | None = None) -> None:
         headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {}), **(more or {})}

@@ -6,10 +6,12 @@ import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -91,18 +93,24 @@ def machine(hub: Hub, tmp_path: Path) -> Machine:
 def test_sft_and_a_plan_take_model_and_data_by_name_and_a_resumed_run_keeps_the_commit(
     hub: Hub, machine: Machine
 ) -> None:
-    keys = ["model.path=me/tiny", "sft.data=hf://datasets/me/sums/data/traces.jsonl", "run.name=one", "tools=[]",
-            "sft.max_tokens=512", "sft.epochs=1", "sft.sequences_per_step=4"]  # fmt: skip
+    traces, listed = "hf://datasets/me/sums/data/traces.jsonl", "dataset_info.json:alpaca"
+    rows = "".join(json.dumps({"q": f"{i} + 1?", "a": f"<answer>{i + 1}</answer>"}) + "\n" for i in range(4)).encode()
+    alpaca = hub.put("datasets/me/alpaca", {"README.md": b"#", "train.jsonl": rows})
+    entry = {"hf_hub_url": "me/alpaca", "columns": {"prompt": "q", "response": "a"}}
+    (machine.folder / "dataset_info.json").write_text(json.dumps({"alpaca": entry}))
+    reads = {traces: hub.repositories["datasets/me/sums"].main} | ({listed: alpaca} if find_spec("datasets") else {})
+    keys = ["model.path=me/tiny", f"sft.data=[{','.join(reads)}]", "run.name=one", "tools=[]",
+            "sft.max_tokens=512", "sft.epochs=1", "sft.sequences_per_step=8"]  # fmt: skip
     ended = machine.ramet("sft", *keys)
     assert ended.code == 0, ended.err
     run = machine.folder / "runs/one"
-    model, data = hub.repositories["models/me/tiny"].main, hub.repositories["datasets/me/sums"].main
-    assert json.loads((run / "manifest.json").read_text())["hub"] == {
-        "me/tiny": model, "hf://datasets/me/sums/data/traces.jsonl": data,
-    }  # fmt: skip
+    model = hub.repositories["models/me/tiny"].main
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["hub"] == {"me/tiny": model} | reads and manifest["data"]["train"]["tasks"] == 4 * len(reads)
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["path"] == f"hf://me/tiny@{model}"
-    assert config["sft"]["data"] == [f"hf://datasets/me/sums@{data}/data/traces.jsonl"]
+    pinned = [f"hf://datasets/me/sums@{reads[traces]}/data/traces.jsonl", f"{listed}@{alpaca}"]
+    assert config["sft"]["data"] == pinned[: len(reads)]
     moved = hub.put("models/me/tiny", hub.repositories["models/me/tiny"].commits[model] | {"README.md": b"new"})
     ended = machine.ramet("sft", *keys)
     assert ended.code == 0, ended.err
@@ -111,24 +119,6 @@ def test_sft_and_a_plan_take_model_and_data_by_name_and_a_resumed_run_keeps_the_
     ended = machine.ramet("sft", "--dry-run", *keys, "model.path=me/tiny@main")
     changed = f"model.path was hf://me/tiny@{model}, is hf://me/tiny@{moved}; resuming would mix two runs"
     assert ended.errors[0].startswith(changed), ended.err
-
-
-def test_a_data_set_of_a_dataset_info_is_fetched_as_it_says_and_kept_at_its_commit(hub: Hub, machine: Machine) -> None:
-    pytest.importorskip("datasets")
-    rows = [{"q": f"{i} + 1?", "a": f"<answer>{i + 1}</answer>"} for i in range(4)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    commit = hub.put("datasets/me/alpaca", {"README.md": b"#", "train.jsonl": lines})
-    entry = {"hf_hub_url": "me/alpaca", "columns": {"prompt": "q", "response": "a"}}
-    (machine.folder / "dataset_info.json").write_text(json.dumps({"sums": entry}))
-    ended = machine.ramet(
-        "sft", "model.path=me/tiny", "sft.data=dataset_info.json:sums", "run.name=one", "tools=[]",
-        "sft.max_tokens=512", "sft.epochs=1", "sft.sequences_per_step=4",
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
-    run = machine.folder / "runs/one"
-    assert json.loads((run / "manifest.json").read_text())["hub"]["dataset_info.json:sums"] == commit
-    assert yaml.safe_load((run / "config.yaml").read_text())["sft"]["data"] == [f"dataset_info.json:sums@{commit}"]
-    assert json.loads((run / "manifest.json").read_text())["data"]["train"]["tasks"] == 4
 
 
 def test_a_local_path_wins(hub: Hub, machine: Machine) -> None:
@@ -213,9 +203,10 @@ def test_offline_and_half_downloaded_are_two_things(hub: Hub, machine: Machine) 
     )
     hub.down = True
     assert machine.ask("me/tiny")[0].startswith("InfraError: me/tiny: the hub answers 503")
-    hub.down, hub.cut_at = False, 20_000
-    broken = machine.ask("me/tiny")
-    assert broken[0].startswith("InfraError: me/tiny: the transfer broke off; start again to continue it"), broken
+    hub.down, hub.cut_at, hub.short = False, 20_000, "data/tasks.jsonl"
+    names = ["me/tiny", "hf://datasets/me/sums/data/tasks.jsonl"]
+    for name, broken in zip(names, machine.ask(*names), strict=True):
+        assert broken.startswith(f"InfraError: {name}: the transfer broke off; start again to continue it")
     half = machine.ask("me/tiny", HF_HUB_OFFLINE="1")
     assert half == [
         "ConfigError: me/tiny: only a part of it is on this machine; unset HF_HUB_OFFLINE to fetch the rest"
@@ -292,28 +283,42 @@ def test_a_run_by_names_is_exported_with_a_card_and_pushed(hub: Hub, machine: Ma
 def test_a_push_replaces_weights_and_needs_the_right_to_write(hub: Hub, machine: Machine) -> None:
     (machine.folder / "out").mkdir()
     (machine.folder / "out/model.safetensors").write_bytes(b"new")
-    old = {"model-00001-of-00002.safetensors": b"old", "model.safetensors.index.json": b"{}", "NOTES.md": b"mine"}
+    old = dict.fromkeys(
+        ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "selection.json", "chat_template.jinja",
+         "NOTES.md"), b"old",
+    )  # fmt: skip
     hub.put("models/me/old", old)
     hub.put("models/others/x", old)
+    new = {"model.safetensors", "NOTES.md"}
     code = """
 import sys
 from pathlib import Path
 from ramet.errors import RametError
-from ramet.hub import make_repository, push
+from ramet.cli.export import _push
+from ramet.hub import make_repository
 for id in sys.argv[1:]:
     try:
         make_repository(id)
-        push(Path("out"), id)
+        _push(Path("out"), id)
     except RametError as error:
         print(f"{type(error).__name__}: {error}")
 """
+    hub.full = True
+    [fault] = machine.python("-c", code, "me/old", HF_TOKEN=TOKEN).out.splitlines()
+    said, _, upload = fault.partition("this uploads it: ")
+    assert said.startswith("InfraError: --push: me/old: the hub answers 507") and "secret" not in said
+    hub.full = False
+    command = [str(Path(sys.executable).with_name("hf")), *shlex.split(upload)[1:]]
+    subprocess.run(command, cwd=machine.folder, env=machine.environment | {"HF_TOKEN": TOKEN}, check=True)
+    assert hub.repositories["models/me/old"].commits[hub.repositories["models/me/old"].main].keys() == new
+    hub.put("models/me/old", old)
     ended = machine.python("-c", code, "me/old", "others/x", HF_TOKEN=TOKEN)
     assert ended.out.splitlines() == [
         "ConfigError: others/x: your token has no right to do this; give one that has it, or ask the owner: "
         f"{hub.url}/others/x"
     ], ended.err
     mine, theirs = hub.repositories["models/me/old"], hub.repositories["models/others/x"]
-    assert mine.commits[mine.main] == {"model.safetensors": b"new", "NOTES.md": b"mine"}
+    assert mine.commits[mine.main] == {"model.safetensors": b"new", "NOTES.md": b"old"}
     assert theirs.commits[theirs.main] == old
 
 
@@ -334,6 +339,12 @@ print(json.dumps([model.path, model.tokenizer, resolved.hub, resolved.text]))
     path, tokenizer, commits, _ = json.loads(ended.out)
     assert (path.rpartition("/")[2], tokenizer.rpartition("/")[2]) == (first, second)
     assert commits == {f"me/tiny@{first}": first, "me/tiny": second}
+    hub.repositories["models/me/tiny"].moving = True  # between two looks at it
+    ended = machine.python("-c", code, "play", "model.path=me/tiny", "model.tokenizer=me/tiny", "engine=torch")
+    path, tokenizer, commits, _ = json.loads(ended.out)
+    assert path == tokenizer and commits == {"me/tiny": path.rpartition("/")[2]}
+    hub.repositories["models/me/tiny"].moving = False
+    second = hub.repositories["models/me/tiny"].main
     ended = machine.python("-c", code, "play", "model.path=${oc.env:BASE}", "engine=torch", BASE="me/tiny")
     path, _, commits, text = json.loads(ended.out)
     assert path.endswith(second) and commits == {"model.path": second} and "me/tiny" not in text
@@ -365,8 +376,14 @@ def test_a_split_is_read_by_datasets_once(hub: Hub, machine: Machine) -> None:
     commit = hub.put("datasets/me/splits", {"README.md": b"#", "train.jsonl": rows, "test.jsonl": rows})
     [file] = machine.ask("me/splits:train")
     assert file == str(machine.folder / f"hf/assets/ramet/me--splits/{commit}--default/splits_train.parquet")
-    assert machine.ask("me/splits:train", HF_HUB_OFFLINE="1") == [file]
+    moved = hub.put("datasets/me/splits", {"README.md": b"#", "train.jsonl": rows + rows})
+    same, other = machine.ask("me/splits:train", f"me/splits@{moved}:train", HF_HUB_OFFLINE="1")
+    assert same == file and "is not on this machine; unset HF_HUB_OFFLINE" in other  # not the rows that are here
+    (machine.folder / "me/local").mkdir(parents=True)
+    (machine.folder / "me/local/train.jsonl").write_bytes(rows)
+    hub.put("datasets/me/local", {"README.md": b"#", "train.jsonl": rows})
+    wrong, local = machine.ask("me/splits:other", "me/local:train")
+    assert f"ConfigError: me/splits@{moved}:other: `datasets` cannot load it: Unknown split" in wrong
+    assert local.startswith("ConfigError: me/local@") and "me/local is also a folder here" in local
     ended = machine.ramet("data", "inspect", "me/splits:train")
-    assert ended.code == 0 and "3 rows" in ended.out, ended.out + ended.err
-    [wrong] = machine.ask("me/splits:other")
-    assert f"ConfigError: me/splits@{commit}:other: `datasets` cannot load it: Unknown split" in wrong
+    assert ended.code == 0 and "6 rows" in ended.out, ended.out + ended.err

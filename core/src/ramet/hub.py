@@ -41,7 +41,7 @@ ALL_SUBSETS = "default"  # as `datasets` calls the one of a set without subsets
 WEIGHTS = "*.safetensors"
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py", "README.md", "LICENSE*")  # beside weights
 TWICE = ("consolidated*", "*/*.safetensors")  # weights in other forms
-REPLACED = (  # by a push, also where the folder has none of that name: a loader or a reader would take it for this model's
+REPLACED = (  # by a push, or deleted: what is there of another model would be taken for a part of this one
     "*.safetensors", "*.bin", "*.index.json", "config.json", "adapter_config.json", "chat_template.jinja",
     "special_tokens_map.json", "added_tokens.json", "selection.json",
 )  # fmt: skip
@@ -178,8 +178,8 @@ def make_repository(id: str) -> None:
 
 
 def push(folder: Path, id: str) -> str:
-    """Upload the folder, and return the page of its commit. Weights that are there in other files are deleted: a loader
-    might take those. Raises as `fetch_model`.
+    """Upload the folder, and return the page of its commit. Files of a model that are there under other names are
+    deleted: a loader might take those. Raises as `fetch_model`.
     """
     from huggingface_hub import HfApi
 
@@ -288,7 +288,11 @@ def _split(name: HubName) -> HubCopy:
     file = folder / f"{name.id.rpartition('/')[2]}_{name.split}.parquet"
     copy = HubCopy(name=replace(name, revision=commit), path=file)
     if not file.is_file():
-        with _explained(name), TemporaryDirectory(dir=folder, prefix="datasets-") as cache, open_atomic(file) as parquet:
+        with (
+            _explained(name),
+            TemporaryDirectory(dir=folder, prefix="datasets-") as cache,
+            open_atomic(file) as parquet,
+        ):
             _rows(copy.name, cache).to_parquet(parquet)
     return copy
 
@@ -308,8 +312,8 @@ def _rows(name: HubName, cache: str) -> Any:
         ) from error
     if Path(name.id).is_dir():
         raise ConfigError(
-            f"{name}: {name.id} is also a folder here, and `datasets` would read that one; name the files that you mean, "
-            f"{name.id}/FILE or hf://datasets/{name.id}/FILE"
+            f"{name}: {name.id} is also a folder here, and `datasets` would read that one; name the files that you "
+            f"mean, {name.id}/FILE or hf://datasets/{name.id}/FILE"
         )
     try:
         with _explained(name):

@@ -266,10 +266,13 @@ def test_ids_and_records_of_files_of_the_hub_are_the_same_on_every_machine(lines
 def test_files_that_cannot_be_read_are_named_together(tmp_path: Path):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "table.csv").write_text("a,b")
-    found = problems(*(str(tmp_path / name) for name in ("gone.jsonl", "*.parquet", "empty.jsonl", "table.csv", "")))
+    names = ("gone.jsonl", "*.parquet", "empty.jsonl", "table.csv", "")
+    hub = ("nobody/sums", "nobody/sums:train[:10]")
+    found = problems(*(str(tmp_path / name) for name in names), *hub)
     reasons = ["no such file (working directory:", "no such file (working directory:", "the file is empty",
-               "unknown kind of file '.csv'; allowed: .parquet", "is a directory"]  # fmt: skip
-    assert len(found) == 5
+               "unknown kind of file '.csv'; allowed: .parquet", "is a directory",
+               *["; of a set of the hub give OWNER/NAME:SPLIT, or hf://datasets/OWNER/NAME/FILE"] * 2]  # fmt: skip
+    assert len(found) == 7
     assert all(reason in problem for reason, problem in zip(reasons, found, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -212,6 +213,18 @@ def test_weights_that_come_back_otherwise_are_not_left_behind(run: Path, tmp_pat
     with pytest.raises(InfraError, match=r"2 weights differ, such as lm_head\.weight"):
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_its_card_is_not_left_behind(run: Path, tmp_path: Path, monkeypatch):
+    """A card that cannot be written, or a kill there, would leave a folder that no export writes into again."""
+
+    def full(folder: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(job, "write_card", full)
+    with pytest.raises(InfraError, match=r"out: not written: .*No space left"):
+        export_run(run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 def test_a_nan_does_not_pass():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from ramet.cli.terminal import Parser, run_folder, say
 from ramet.config.schema import Dtype
 from ramet.errors import ConfigError, RametError
 from ramet.export.folder import require_new
-from ramet.hub import cached_name, make_repository, model_name, push
+from ramet.hub import REPLACED, cached_name, make_repository, model_name, push
 from ramet.runs.manifest import read_run
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def _push(folder: Path, id: str) -> str:
     try:
         return push(folder, id)
     except RametError as error:
-        raise type(error)(f"--push: {error}. {folder} is complete: `hf upload {id} {folder}` uploads it") from error
+        deleted = " ".join(f"--delete {shlex.quote(pattern)}" for pattern in REPLACED)
+        upload = f"hf upload {id} {shlex.quote(str(folder))} {deleted}"
+        raise type(error)(f"--push: {error}. {folder} is complete, and this uploads it: {upload}") from error
 
 
 def report(exported: Exported) -> str:

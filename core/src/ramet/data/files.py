@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ramet.io.json_values import cut
 
 PARQUET = ".parquet"
 JSON_FILES = (".jsonl", ".ndjson", ".json")
+HUB_SET = re.compile(r"[\w.-]+/[\w.-]+(@[^:]+)?(:[^*]*)?")  # OWNER/NAME, perhaps with a split that cannot be read
 
 
 def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -28,12 +30,18 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
         path = Path(os.path.expanduser(pattern))  # it stays as it is if the user does not exist
         matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
         if not matches:
-            problems.append(f"{pattern}: no such file (working directory: {Path.cwd()})")
+            problems.append(f"{pattern}: no such file (working directory: {Path.cwd()}){_hub(pattern)}")
         for match in matches:
             problem = _unreadable(match)
             problems += [problem] if problem else []
             files += [] if problem or match in files else [match]
     return files, problems
+
+
+def _hub(pattern: str) -> str:
+    """Say how to name a data set of the hub, where the name of one may be meant."""
+    meant = HUB_SET.fullmatch(pattern) is not None and Path(pattern).suffix not in (PARQUET, *JSON_FILES)
+    return "; of a set of the hub give OWNER/NAME:SPLIT, or hf://datasets/OWNER/NAME/FILE" if meant else ""
 
 
 def _unreadable(path: Path) -> str | None:
