@@ -215,6 +215,21 @@ def test_weights_that_come_back_otherwise_are_not_left_behind(run: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tokenizer_that_comes_back_otherwise_is_not_left_behind(run: Path, tmp_path: Path, monkeypatch):
+    load = job.load_tokenizer
+
+    def load_changed(config):
+        tokenizer = load(config)
+        if Path(config.path).parent == tmp_path:
+            tokenizer.add_tokens(["naïve"])
+        return tokenizer
+
+    monkeypatch.setattr(job, "load_tokenizer", load_changed)
+    with pytest.raises(InfraError, match="read back, the tokenizer makes other tokens"):
+        export_run(run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
 def test_a_folder_without_its_card_is_not_left_behind(run: Path, tmp_path: Path, monkeypatch):
     """A card that cannot be written, or a kill there, would leave a folder that no export writes into again."""
 

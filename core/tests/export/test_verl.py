@@ -175,6 +175,13 @@ def test_ranks_that_hold_other_names_are_refused(make_shards: MakeShards):
         read_shards(folder)
 
 
+def test_pieces_that_cannot_be_joined_are_named(tmp_path: Path):
+    for rank in range(2):
+        torch.save({"a.weight": torch.ones(2, 3 + rank)}, tmp_path / f"model_world_size_2_rank_{rank}.pt")
+    with pytest.raises(ConfigError, match=r"a\.weight: Sizes of tensors must match"):
+        read_shards(tmp_path)
+
+
 class Harmful:
     def __reduce__(self) -> Any:
         return print, ("this must not run",)

@@ -14,7 +14,7 @@ from random import Random
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ramet.algorithms.logprobs import logprobs_from_logits
 from ramet.config.schema import Dtype
@@ -27,6 +27,7 @@ THRESHOLDS = {Dtype.FLOAT32: 1e-5, Dtype.BFLOAT16: 0.05}
 COUNT = 4
 LONGEST = 2048  # tokens; the rest is cut off, which changes nothing before it
 RANDOM = 64  # tokens of a made-up sequence
+TEXT = "In 2026: 12,345.67 + 89 = 12434.67?\n\t  Don't  – «naïve» 日本語 🙂\r\n  <b>x</b> "
 FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
 
 
@@ -111,6 +112,11 @@ def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -
         for name in left.keys() | right.keys()
         if name not in left or name not in right or not torch.equal(left[name], right[name].to(left[name].device))
     )
+
+
+def same_tokens(before: PreTrainedTokenizerBase, after: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers have vocabularies of one size, and cut a text that is hard to cut alike."""
+    return len(before) == len(after) and before.encode(TEXT) == after.encode(TEXT)
 
 
 def _sequence(rollout: Rollout) -> SampleSequence:

@@ -28,6 +28,7 @@ from ramet.export.check import (
     logprobs,
     random_sequences,
     recorded_sequences,
+    same_tokens,
 )
 from ramet.export.folder import new_folder, require_new
 from ramet.export.model import build_model
@@ -117,7 +118,7 @@ def export_adapter(
     config = dataclasses.replace(config, dtype=Dtype.FLOAT32)
     with new_folder(out) as folder:
         save_adapter(folder, adapter, config.path, recorded_name(saved.model.path))
-        load_tokenizer(config).save_pretrained(folder)
+        _write_tokenizer(config, folder, out)
         again = load_adapted(_comparable(config), folder)
         _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
         after = logprobs(again, sequences, saved.temperature)
@@ -289,11 +290,23 @@ def _export(
         parameter.data = parameter.data.to(DTYPES[config.dtype])
     written = before if config.dtype is Dtype.FLOAT32 else logprobs(trained, sequences, temperature)
     trained.save_pretrained(folder)
-    load_tokenizer(config).save_pretrained(folder)
-    again = load_model(dataclasses.replace(_comparable(config), path=str(folder), tokenizer=None, chat_template=None))
+    _write_tokenizer(config, folder, out)
+    again = load_model(_in(folder, _comparable(config)))
     _require_same(different_weights(trained, again), out)
     after = logprobs(again, sequences, temperature)
     return _passed(compare(before, written, after, sequences, config.dtype), config.dtype, out)
+
+
+def _write_tokenizer(config: ModelConfig, folder: Path, out: Path) -> None:
+    """Write the tokenizer in `folder`, which becomes `out`, and compare it."""
+    tokenizer = load_tokenizer(config)
+    tokenizer.save_pretrained(folder)
+    if not same_tokens(tokenizer, load_tokenizer(_in(folder, config))):
+        raise InfraError(f"{out}: not written: read back, the tokenizer makes other tokens")
+
+
+def _in(folder: Path, config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(config, path=str(folder), tokenizer=None, chat_template=None)
 
 
 def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:

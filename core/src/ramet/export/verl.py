@@ -77,7 +77,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     for name in ranks[0]:
         try:
             tensors[name] = _whole([rank[name] for rank in ranks])
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # of torch: shapes that cannot be joined
             problems.append(f"{folder}: {name}: {error}")
     raise_all(problems)
     return tensors
