@@ -339,20 +339,16 @@ print(json.dumps([model.path, model.tokenizer, resolved.hub, resolved.text]))
     path, tokenizer, commits, _ = json.loads(ended.out)
     assert (path.rpartition("/")[2], tokenizer.rpartition("/")[2]) == (first, second)
     assert commits == {f"me/tiny@{first}": first, "me/tiny": second}
-    hub.repositories["models/me/tiny"].moving = True  # between two looks at it
-    ended = machine.python("-c", code, "play", "model.path=me/tiny", "model.tokenizer=me/tiny", "engine=torch")
-    path, tokenizer, commits, _ = json.loads(ended.out)
-    assert path == tokenizer and commits == {"me/tiny": path.rpartition("/")[2]}
-    hub.repositories["models/me/tiny"].moving = False
-    second = hub.repositories["models/me/tiny"].main
     ended = machine.python("-c", code, "play", "model.path=${oc.env:BASE}", "engine=torch", BASE="me/tiny")
     path, _, commits, text = json.loads(ended.out)
     assert path.endswith(second) and commits == {"model.path": second} and "me/tiny" not in text
     sets = {"A": "hf://datasets/me/sums/data/tasks.jsonl", "B": "hf://datasets/me/more/a.jsonl"}
     shas = [hub.repositories["datasets/me/sums"].main, hub.put("datasets/me/more", {"a.jsonl": b"{}"})]
-    ended = machine.python("-c", code, "data", "model.path=''", "data.train=[${oc.env:A},${oc.env:B}]", **sets)
-    _, _, commits, text = json.loads(ended.out)
-    assert commits == {"data.train.0": shas[0], "data.train.1": shas[1]} and "hf:" not in text
+    hub.repositories["models/me/tiny"].moving = True  # between two looks at it
+    keys = ["model.path=me/tiny", "model.tokenizer=me/tiny", "data.train=[${oc.env:A},${oc.env:B}]"]
+    path, tokenizer, commits, text = json.loads(machine.python("-c", code, "data", *keys, **sets).out)
+    assert path == tokenizer and "datasets" not in text
+    assert commits == {"me/tiny": Path(path).name, "data.train.0": shas[0], "data.train.1": shas[1]}
 
 
 def test_a_job_fetches_no_data_that_it_does_not_read(hub: Hub, machine: Machine) -> None:

@@ -31,7 +31,9 @@ def test_missing_config_and_weights_are_both_reported(make_folder: MakeFolder) -
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()
     problems = "\n".join(check_model(config(folder)))
-    assert "has no config.json" in problems and "has no weights" in problems
+    assert "has no config.json\n" in problems and "has no weights" in problems
+    (folder / "adapter_config.json").write_text("{}")
+    assert "has no config.json; it has a LoRA adapter" in "\n".join(check_model(config(folder)))
 
 
 def test_a_folder_without_a_vocabulary_is_reported(make_folder: MakeFolder) -> None:

@@ -145,7 +145,9 @@ def _check_file(file: Path) -> str | None:
 def _check_config(folder: Path) -> list[str]:
     file = folder / "config.json"
     if not file.is_file():
-        return [f"model.path: {folder} has no config.json"]
+        adapter = (folder / "adapter_config.json").is_file()
+        instead = "; it has a LoRA adapter: `ramet export` without --adapter writes the whole model" if adapter else ""
+        return [f"model.path: {folder} has no config.json{instead}"]
     return [] if isinstance(read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
 
 
