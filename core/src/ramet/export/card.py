@@ -176,15 +176,15 @@ def _usage(name: str, saved: SavedRun | None, manifest: Manifest | None, *, adap
     prompt = (manifest.prompt if manifest else None) or UNASKED
     system, stop = _system(prompt), list(prompt["stop"])
     sampling = {"temperature": 1.0 if saved is None else saved.temperature} | dict(prompt["sampling"])
-    drawn = (
-        {"do_sample": True, **sampling, "top_p": 1.0, "top_k": 0} if sampling["temperature"] else {"do_sample": False}
-    )
+    drawn: dict[str, Any] = {"do_sample": False}
+    if sampling["temperature"]:
+        drawn = {"do_sample": True, **sampling, "top_p": 1.0, "top_k": 0}
     how = _arguments(drawn | {"repetition_penalty": 1.0})  # else the base's generation config may change what is drawn
     first = f'{{"role": "system", "content": {json.dumps(system, ensure_ascii=False)}}}, ' if system else ""
     stops = f", stop_strings={stop!r}, tokenizer=tokenizer" if stop else ""
     auto, package = ("AutoPeftModelForCausalLM", "peft") if adapter else ("AutoModelForCausalLM", "transformers")
     variables = {} if saved is None else saved.model.chat_template_kwargs
-    rendered = _arguments(({"tools": prompt["tools"]} if prompt["tools"] else {}) | variables)
+    rendered = _arguments({"tools": prompt["tools"], **variables} if prompt["tools"] else variables)
     code = f"""\
 from transformers import AutoTokenizer
 from {package} import {auto}

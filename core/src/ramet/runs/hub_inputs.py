@@ -61,7 +61,7 @@ def fetched(
         typed = value.read(tree) == value.text
         recorded = value.text if typed else value.place
         try:
-            copy = value.fetch((found | commits).get(recorded), weights)  # one name is one commit
+            copy = value.fetch({**found, **commits}.get(recorded), weights)  # one name is one commit
         except ConfigError as error:
             problems.append(f"{value.key}: {error}")
             continue
