@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramet.components.prompts import task_prompts
-from ramet.components.toolbox import ToolNames
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.schema import Config, RolloutConfig, RolloutStepConfig, SystemPrompt, ToolConfig
 from ramet.data.layout import Columns
 from ramet.data.rows import BadRow, make_task
@@ -193,3 +193,21 @@ def test_rows_with_tools_and_nothing_that_answers_are_refused() -> None:
     (problem,) = ToolNames().unanswered([task_of(tools="[]"), task_of()])
     assert "task 'f/0' is the first" in problem and "tools=[from_row]" in problem
     assert ToolNames(schemas={FROM_ROW: FromRow.schema}).unanswered([task_of()]) == []
+
+
+def test_a_column_of_results_that_no_row_has_and_another_name_of_the_tool_are_refused() -> None:
+    def names(name: str, **params: str) -> ToolNames:
+        return tool_names(Config(tools={name: ToolConfig(use=FROM_ROW, params=FromRowConfig(**params))}))
+
+    assert names(FROM_ROW).unanswered([task_of()]) == []
+    assert names(FROM_ROW, results="said").unanswered([task_of(), task_of(said={"weather": "cold"})]) == []
+    (problem,) = names(FROM_ROW, results="siad").unanswered([task_of(said={"weather": "cold"})])
+    assert problem == "tools.from_row.params.results=siad: no row that describes tools has this column"
+    with pytest.raises(ConfigError, match=r"tools\.mock\.use=from_row: .* write tools=\[from_row\]"):
+        names("mock")
+
+
+def test_calls_that_no_tool_was_given_are_counted_for_rewards() -> None:
+    sound, malformed = written("weather", city="Oslo"), "<tool_call>\n{\n</tool_call>"
+    assert played(task_of(), f"{sound}\n{malformed}", "Cold.").infos == ({"calls_not_made": 1}, {})
+    assert played(task_of(), sound, "Cold.").infos == ({}, {})

@@ -51,8 +51,10 @@ def test_a_conversation_of_two_exchanges_keeps_both() -> None:
 
 @pytest.mark.parametrize(("value", "system"), [("be brief", "be brief"), ("", None), (None, None)])
 def test_a_row_level_system_prompt_counts_unless_it_is_empty(value: str | None, system: str | None) -> None:
-    conversation, _ = read_row({"system": value, "messages": turns(("user", "a"), ("assistant", "b"))}, "x", 1)
-    assert conversation is not None and conversation.system == system
+    pair = (("user", "a"), ("assistant", "b"))
+    for messages in (turns(*pair), turns(("system", ""), *pair)):
+        conversation, _ = read_row({"system": value, "messages": messages}, "x", 1)
+        assert conversation is not None and conversation.system == system
 
 
 @pytest.mark.parametrize(

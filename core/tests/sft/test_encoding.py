@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ramet.config.compose import compose
 from ramet.models.loading import load_tokenizer
 from ramet.sft import encoding
+from ramet.sft import prepare as prepare_module
 from ramet.sft.encoding import encode_rows, identity_of
 from ramet.sft.prepare import CheckedSft, check_data, prepare, trace_encoder
 
@@ -38,7 +40,7 @@ def test_processes_give_the_rows_in_their_order(sft_arguments: list[str], checke
 
 
 def test_tokens_are_kept_and_taken_while_rows_and_settings_are_the_same(
-    sft_arguments: list[str], many: Path, caplog: pytest.LogCaptureFixture
+    sft_arguments: list[str], many: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prepared(*more: str) -> tuple[list[object], bool]:
         caplog.clear()
@@ -56,7 +58,14 @@ def test_tokens_are_kept_and_taken_while_rows_and_settings_are_the_same(
     assert prepared("sft.max_samples=20")[1] is False
     file.write_bytes(file.read_bytes()[:1000])
     assert prepared() == (first, False)
+    left = file.with_name(f".{file.name}.0123.tmp")  # as a killed process leaves it
+    left.write_bytes(b"")
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(encoding, "KEPT", 2)  # what was used last
     assert prepared() == (first, True)
+    assert file.exists() and len(list(file.parent.iterdir())) == 2 and not left.exists()
+    monkeypatch.setattr(prepare_module, "code_hash", lambda module: f"changed {module}")
+    assert prepared() == (first, False)
 
 
 def test_tokens_that_the_encoder_would_not_make_now_are_not_taken(

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ramet.config.compose import compose
 from ramet.config.schema import Config
-from ramet.errors import ConfigErrors
+from ramet.errors import ConfigError, ConfigErrors
 from ramet.export.job import export_run
 from ramet.sft.checkpoints import chosen_checkpoint
 from ramet.sft.encode import Example
@@ -148,6 +148,13 @@ def test_a_finished_training_is_exported_from_its_model(sft_run: Callable[..., P
     exported = export_run(run, tmp_path / "out")
     assert exported.source == run / "model"
     assert (tmp_path / "out/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
+
+
+def test_a_held_out_loss_that_is_no_number_leaves_no_model(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    config = configured(max_steps=1, warmup_ratio=0.0, lr_scheduler_type="constant_with_warmup")
+    config.sft.lr = 1e30
+    with pytest.raises(ConfigError, match=r"^sft: the held-out loss is nan at step 1; "):
+        trained(tiny_model, tmp_path, recorded, config)
 
 
 @pytest.mark.parametrize(

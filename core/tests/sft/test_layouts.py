@@ -13,6 +13,7 @@ from ramet.config.checks import check_values
 from ramet.config.compose import compose
 from ramet.config.schema import SystemPrompt
 from ramet.data.dataset_info import find_sets, hub_entry, pinned
+from ramet.errors import ConfigErrors
 from ramet.rollout.config import HermesConfig, TagsConfig
 from ramet.rollout.prompts import make_prompt
 from ramet.rollout.steps.hermes import Hermes
@@ -21,6 +22,7 @@ from ramet.sft.conversations import AS_USUAL, SftData, read_data, read_row
 from ramet.sft.encode import TraceEncoder
 from ramet.sft.exchanges import Conversation, Returned, Written, WrittenCall
 from ramet.sft.layouts import RowLayout
+from ramet.sft.prepare import check_data
 from ramet.sft.traces import check_traces
 from ramet.testing.chat_templates import chat_encoder
 from ramet.types import Task
@@ -218,6 +220,27 @@ def test_openai_messages_with_several_calls_and_results() -> None:
     assert on == f"{written('Paris')}\n{written('Oslo')}<|im_end|>Mild and cold.<|im_end|>"
     assert "<tool_response>\n15\n</tool_response>\n<tool_response>\n2\n</tool_response>" in off
     assert '"name": "get_weather"' in off
+
+
+@pytest.mark.parametrize("text", ["Wait.", None])
+def test_the_call_and_the_result_of_openais_older_form(text: str | None) -> None:
+    first = {"role": "assistant", "content": text, "function_call": {**call("Paris"), "arguments": '{"city": "Paris"}'}}
+    rest = [{"role": "function", "name": "get_weather", "content": "15"}, {"role": "assistant", "content": "Mild."}]
+    one = conversation({"messages": [{"role": "developer", "content": "s"}, OPENAI["messages"][1], first, *rest]})
+    assert one.system == "s"
+    wait = f"{text}\n" if text else ""
+    assert trained_of(one) == f"{wait}{written('Paris')}<|im_end|>Mild.<|im_end|>"
+    first["tool_calls"] = [call("Paris")]
+    assert "both 'tool_calls' and 'function_call'" in refused({"messages": [OPENAI["messages"][1], first, *rest]})
+
+
+def test_results_that_name_their_calls_come_in_the_order_of_the_calls() -> None:
+    system, user, calls, *results, last = OPENAI["messages"]
+    reply = conversation({"messages": [system, user, calls, *results[::-1], last]}).exchanges[0].reply
+    assert reply[1:3] == (Returned(text="15"), Returned(text="2"))
+    results = [{**result, "tool_call_id": "unknown"} for result in results[::-1]]
+    reply = conversation({"messages": [system, user, calls, *results, last]}).exchanges[0].reply
+    assert reply[1:3] == (Returned(text="2"), Returned(text="15"))
 
 
 # ---- contents of parts, and weights
@@ -529,6 +552,19 @@ def test_the_system_prompt_of_a_turn_counts_in_a_listed_set(tmp_path: Path) -> N
     listed = info(tmp_path, a={"file_name": "a.json", "formatting": "sharegpt", "columns": columns})
     assert [one.system for one in read_data([f"{listed}:a"]).conversations] == ["of the turn"]
     assert "two system prompts" in refused(row)
+
+
+def test_a_column_that_no_row_has_is_an_error_and_not_left_out(tmp_path: Path) -> None:
+    rows(tmp_path, "a.json", {k: v for k, v in GLAIVE.items() if k != "tools"}, GLAIVE)  # some rows may lack it
+    columns = {"messages": "conversations", "tools": "tools", "system": ""}
+    entry = {"file_name": "a.json", "formatting": "sharegpt", "columns": columns}
+    listed = info(tmp_path, a=entry, b={**entry, "columns": {**columns, "tools": "functions"}})
+    assert read_data([f"{listed}:a"]).problems == []
+    (problem,) = read_data([f"{listed}:b"]).problems
+    assert problem == f"sft.data: {listed}:b: columns.tools=functions: no row has this column"
+    keys = ["model.path=m", f"sft.data=[{tmp_path}/a.json]", "rollout_step=hermes", "sft.columns.tools=functions"]
+    with pytest.raises(ConfigErrors, match=r"sft\.columns\.tools=functions: no row has this column"):
+        check_data(compose(keys, job="sft"), [])
 
 
 def test_num_samples_draws_the_same_rows_every_time_and_repeats_a_small_set(tmp_path: Path) -> None:

@@ -89,6 +89,12 @@ def test_a_call_at_the_limit_is_one_too_many() -> None:
     assert score(replace(rollout, stop=StopReason.CALL_LIMIT)) == 0
 
 
+@pytest.mark.parametrize(("gold", "calls"), [([OSLO], [("weather", {"city": "Oslo"})]), ([], [])])
+def test_a_call_that_no_tool_was_given_is_one_too_many(gold: Any, calls: list[Any]) -> None:
+    rollout = called(gold, *calls)
+    assert score(replace(rollout, infos=({}, {"calls_not_made": 1}))) == 0 < score(replace(rollout, infos=({}, {})))
+
+
 def test_a_gold_call_of_a_tool_that_the_row_does_not_describe_is_reported_before_the_start() -> None:
     schema = ToolSchema(name="area", description="", parameters={})
     task = Task(id="t", prompt=user_prompt("?"), answer=(json.dumps([OSLO]),), schemas=(schema,))

@@ -20,9 +20,11 @@ from ramet.plugins import load_plugins
 from ramet.plugins.component_checks import is_tool_set, misfits
 from ramet.plugins.lifecycle import close_component, start_component
 from ramet.plugins.plugin_code import defined_at, raised_at
+from ramet.rollout.config import FromRowConfig
 from ramet.rollout.faults import is_defect
 from ramet.rollout.jobs import expanded
 from ramet.rollout.stateful import StatefulComponent, tool_components
+from ramet.rollout.tools.from_row import FromRow
 from ramet.types import Task, Tool, ToolSchema, ToolSet
 from ramet.types.task import FROM_ROW
 
@@ -88,6 +90,11 @@ async def _add_entry(
     expected: Mapping[str, Schemas] | None,
     for_schemas: bool,
 ) -> None:
+    if settings.use == FROM_ROW and name != FROM_ROW:
+        raise ConfigError(
+            f"tools.{name}.use={FROM_ROW}: it answers the calls of all tools that a row describes, under its own name "
+            f"alone; write tools=[{FROM_ROW}], and its options as tools.{FROM_ROW}.params"
+        )
     entry = load_plugins().get("tools", settings.use or name)
     built: Any = entry.build(settings.params, key=f"tools.{name}")
     label = f"tool {name!r} of plugin {entry.plugin!r} ({entry.distribution})"
@@ -178,6 +185,7 @@ class ToolNames:
     sets: Mapping[str, Schemas] = field(default_factory=dict)
     stateful: tuple[StatefulComponent, ...] = ()
     are_started: bool = False
+    results: str | None = None  # the column that `tools.from_row.params.results` names, if it does
 
     @property
     def all(self) -> list[str]:
@@ -189,14 +197,18 @@ class ToolNames:
         return self.allowed(task.tools) if task.schemas is None else list(task.schemas)
 
     def unanswered(self, tasks: Iterable[Task]) -> list[str]:
-        """A problem if tasks describe tools of their own, and nothing answers their calls."""
-        described = next((task.id for task in tasks if task.schemas), None)
-        if described is None or FROM_ROW in self.schemas:
-            return []
-        return [
-            f"tools: rows describe tools of their own (task {described!r} is the first); name what answers their "
-            f"calls, as in tools=[{FROM_ROW}]"
-        ]
+        """A problem if tasks describe tools of their own, and nothing answers their calls, or not from where it is
+        named.
+        """
+        described = [task for task in tasks if task.schemas]
+        if described and FROM_ROW not in self.schemas:
+            return [
+                f"tools: rows describe tools of their own (task {described[0].id!r} is the first); name what answers "
+                f"their calls, as in tools=[{FROM_ROW}]"
+            ]
+        if described and self.results is not None and all(self.results not in task.metadata for task in described):
+            return [f"tools.{FROM_ROW}.params.results={self.results}: no row that describes tools has this column"]
+        return []
 
     def allowed(self, names: Sequence[str] | None) -> list[ToolSchema]:
         """The tools that a task may use; None: all."""
@@ -214,8 +226,14 @@ def tool_names(config: Config) -> ToolNames:
             box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed), for_schemas=True)
             await box.close_sets()
         started = bool(box.sets) or any(hasattr(tool, "start") for tool, _ in box.tools.values())
+        mock = box.tools[FROM_ROW][0] if FROM_ROW in box.tools else None
+        named = isinstance(mock, FromRow) and mock.config.results != FromRowConfig().results
         return ToolNames(
-            schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(box.tools), are_started=started
+            schemas=box.schemas,
+            sets=box.set_schemas,
+            stateful=tool_components(box.tools),
+            are_started=started,
+            results=mock.config.results if named else None,
         )
 
     return run_async(find())

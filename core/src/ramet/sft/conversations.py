@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ramet.errors import ConfigError
 from ramet.io.json_rows import DataRow
 from ramet.io.json_values import cut, json_fault, read_json
 from ramet.sft.exchanges import Conversation, Exchange, Piece, Returned, Written, WrittenCall
-from ramet.sft.layouts import LISTS, ROLE_KEYS, TEXT_KEYS, RowLayout, standard_row
+from ramet.sft.layouts import LISTS, ROLE_KEYS, TEXT_KEYS, RowLayout, absent_columns, standard_row
 from ramet.sft.mixing import mixed, mixing_problem
 from ramet.types import ToolSchema
 
@@ -31,11 +32,13 @@ ROLES = {
     "system": "system",
     "user": "user",
     "human": "user",
+    "developer": "system",  # OpenAI's later name
     "assistant": "assistant",
     "gpt": "assistant",
     "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
+    "function": "tool",  # of OpenAI's older form
     "function_call": "assistant",
 }
 FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant's turn is the last
@@ -47,7 +50,7 @@ FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant
 }
 CALLS = "tool_calls"
 REASONING = "reasoning_content"
-FUNCTION_CALL = "function_call"  # the role whose text is the JSON of its calls
+FUNCTION_CALL = "function_call"  # the role whose text is the JSON of its calls, and the key of OpenAI's older form
 WEIGHTS = ("loss_weight", "weight")  # LLaMA-Factory's and OpenAI's names
 THOUGHTS = "<think>\n{}\n</think>\n\n"  # how reasoning that is apart from the text is written
 AS_USUAL = RowLayout()
@@ -63,6 +66,7 @@ class SftData:
     rows: int = 0
     problems: list[str] = field(default_factory=list)  # of whole files
     fingerprint: str = ""  # of the files' bytes and entries in order; a resume must find the same
+    columns: set[str] = field(default_factory=set)  # of the rows of files that were named directly
 
 
 def read_data(
@@ -92,11 +96,13 @@ def read_data(
 def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._Hash) -> list[Conversation]:
     """The conversations of a data set. Its files' bytes and its entry go into the fingerprint."""
     conversations: list[Conversation] = []
+    columns: set[str] = set()
     for file in one.files:
         before = data.rows
         try:
             for row in read_rows(file):
                 data.rows += 1
+                columns.update(row.values)
                 conversations += _read(row, file, layout, data)
         except ConfigError as error:
             data.problems.append(f"sft.data: {error}")
@@ -104,7 +110,10 @@ def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._H
         data.problems += [f"sft.data: {str(file)!r} has no rows"] if data.rows == before else []
         _hash(file, digest)
     if one.entry is None:
+        data.columns |= columns
         return conversations
+    absent = absent_columns(one.entry.get("columns") or {}, columns)
+    data.problems += [f"sft.data: {one.name}: columns.{problem}" for problem in absent]
     digest.update(json.dumps(one.entry, sort_keys=True).encode())
     samples = one.entry.get("num_samples")
     return conversations if samples is None else _drawn(conversations, samples, one.name)
@@ -139,6 +148,7 @@ class _Turn:
     text: str
     calls: tuple[WrittenCall, ...] = ()
     trained: bool = True
+    ids: tuple[str | None, ...] = (None,)  # of the calls, or of the one that it is the result of
 
 
 def read_row(
@@ -154,15 +164,15 @@ def read_row(
     problems += [*more, *about_tools]
     if not problems:
         problems = _order_problems([turn.role for turn in turns])
-    if system is not None and any(turn.role == "system" for turn in turns):
+    if system is not None and any(turn.role == "system" and turn.text for turn in turns):
         problems.append("two system prompts: the row's key 'system' and a turn of role 'system'")
     if not problems and not any(turn.trained for turn in turns if turn.role == "assistant"):
         problems.append("no assistant turn is trained: all have loss_weight 0")
     if problems:
         return None, problems
     if turns[0].role == "system":
-        system, turns = turns[0].text, turns[1:]
-    exchanges = _exchanges(_split_results(turns))
+        system, turns = turns[0].text or system, turns[1:]  # an empty one is none
+    exchanges = _exchanges(_split_results(_by_calls(turns)))
     return Conversation(file=file, row=row, system=system, tools=tools, exchanges=exchanges), []
 
 
@@ -188,6 +198,10 @@ def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
 def _turn(item: Any) -> tuple[_Turn | None, list[str]]:
     if not isinstance(item, dict):
         return None, [f"expected an object with role and text, got {cut(item)}"]
+    if (call := item.get(FUNCTION_CALL)) is not None:
+        if item.get(CALLS):
+            return None, [f"both {CALLS!r} and {FUNCTION_CALL!r} are there; give one"]
+        item = {**item, CALLS: [call]}
     if item.get(CALLS) is not None and all(item.get(name) is None for name in TEXT_KEYS):
         item = {**item, TEXT_KEYS[-1]: ""}
     role_key, role_problem = _one_key(item, ROLE_KEYS)
@@ -203,11 +217,17 @@ def _turn(item: Any) -> tuple[_Turn | None, list[str]]:
     problems += [*content_problems, *weight_problems]
     if problems:
         return None, problems
-    if not text and not calls and ROLES[role] != "tool":  # a tool may well return nothing
+    if not text and not calls and ROLES[role] not in ("tool", "system"):  # a tool may well return nothing
         return None, [f"{text_key!r} of role {role!r} is empty"]
     if calls and ROLES[role] != "assistant":
         return None, [f"{CALLS!r} of role {role!r}; only an assistant calls tools"]
-    return _Turn(ROLES[role], text, calls, trained=trained), []
+    return _Turn(ROLES[role], text, calls, trained=trained, ids=_ids(item)), []
+
+
+def _ids(item: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """OpenAI's ids of a message's calls, or of the call that it is the result of."""
+    ids = [call.get("id") for call in item.get(CALLS) or () if isinstance(call, dict)] or [item.get("tool_call_id")]
+    return tuple(name if isinstance(name, str) else None for name in ids)
 
 
 def _content(item: Mapping[str, Any], text_key: str, role: Any) -> tuple[str, tuple[WrittenCall, ...], list[str]]:
@@ -278,6 +298,15 @@ def _calls(written_calls: Any) -> tuple[tuple[WrittenCall, ...], list[str]]:
         else:
             calls.append(WrittenCall(name=name, arguments=text))
     return tuple(calls), problems
+
+
+def _by_calls(turns: list[_Turn]) -> list[_Turn]:
+    """The turns with results that name their calls in the order of the calls, in which the step inserts them."""
+    ordered: list[_Turn] = []
+    for _, alike in groupby(turns, key=lambda turn: turn.role):
+        places = {name: place for place, name in enumerate(ordered[-1].ids)} if ordered else {}
+        ordered += sorted(alike, key=lambda turn: places.get(turn.ids[0], 0))
+    return ordered
 
 
 def _split_results(turns: list[_Turn]) -> list[_Turn]:

@@ -6,6 +6,7 @@ is a hash of the rows and of all that decides their tokens, and some of the rows
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -29,6 +30,7 @@ from ramet.config.schema import Config
 from ramet.errors import ConfigError, InfraError
 from ramet.io.atomic import open_atomic
 from ramet.io.os_errors import os_error_text
+from ramet.plugins.plugin_code import code_hash
 from ramet.processes import when_ended
 from ramet.runs.manifest import PACKAGES, version_of
 from ramet.sft.encode import Example, TraceEncoder
@@ -37,6 +39,7 @@ from ramet.sft.exchanges import Conversation
 logger = logging.getLogger(__name__)
 MANY = 2000  # rows: fewer are encoded in this process within seconds, and not kept
 CHUNK = 64  # rows that a process is given at a time
+KEPT = 16  # sets of rows: those that were written or taken last
 PROBED = 8  # rows that are encoded again before kept ones are taken
 NAMESPACE = "sft-tokens"  # of the cache
 _SHARED: list[tuple[TraceEncoder, Sequence[Conversation]]] = []  # what a forked process works on
@@ -62,6 +65,7 @@ def encode_rows(encoder: TraceEncoder, conversations: Sequence[Conversation], id
     kept = None if file is None else _kept(file, encoder, conversations)
     if kept is not None:
         logger.info("the tokens of %d rows are taken from %s", len(conversations), file)
+        _remove_oldest(file)
         return kept
     began, workers = time.monotonic(), _workers()
     logger.info("encoding %d rows in %d process%s", len(conversations), workers, "es" if workers > 1 else "")
@@ -69,11 +73,13 @@ def encode_rows(encoder: TraceEncoder, conversations: Sequence[Conversation], id
     logger.info("encoded %d rows in %.0f s", len(conversations), time.monotonic() - began)
     if file is not None and os.environ.get("LOCAL_RANK", "0") == "0":  # of workers that encode the same rows
         _keep(file, rows)
+        _remove_oldest(file)
     return rows
 
 
 def identity_of(config: Config, tokenizer: PreTrainedTokenizerBase, *decides: Any) -> str | None:
-    """What decides the tokens of a row: tokenizer, template, rollout step, and `decides`, which show all they hold.
+    """What decides the tokens of a row: tokenizer, template, rollout step, the code of Ramet, and `decides`, which show
+    all they hold.
 
     Returns None for a tokenizer without a form that can be compared.
     """
@@ -87,6 +93,7 @@ def identity_of(config: Config, tokenizer: PreTrainedTokenizerBase, *decides: An
         tokenizer.special_tokens_map,
         config.model.chat_template_kwargs,
         config.rollout_step,
+        code_hash("ramet"),
         decides,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -179,6 +186,14 @@ def _keep(file: Path, rows: Rows) -> None:
             )
     except OSError as error:
         logger.warning("the tokens of the rows are not kept: %s", os_error_text(error))
+
+
+def _remove_oldest(used: Path) -> None:
+    """Delete what was used long ago, and what killed processes have left. Another process may be doing the same."""
+    with contextlib.suppress(OSError):
+        os.utime(used)
+        for old in sorted(used.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
 
 
 def _unpacked(stored: dict[str, Any]) -> Rows:

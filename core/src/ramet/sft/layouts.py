@@ -6,7 +6,7 @@ tags are those of LLaMA-Factory's `dataset_info.json`. Rows of other trainings a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,11 @@ def standard_row(row: Mapping[str, Any], layout: RowLayout) -> Standard:
     if kind == "text":
         return row, [f"a pre-training row, with its key 'text' alone; {SFT_ONLY}"]
     return _of_messages(row, layout)
+
+
+def absent_columns(named: Mapping[str, Any], columns: Container[str]) -> list[str]:
+    """The names of columns that no row has. Without them a column of another name would silently not be read."""
+    return [f"{key}={name}: no row has this column" for key, name in named.items() if name and name not in columns]
 
 
 def is_sft_row(row: Mapping[str, Any], prompt: str, layout: RowLayout) -> bool:

@@ -26,12 +26,13 @@ from ramet.models.check import check_model, read_config
 from ramet.models.encoder import Encoder
 from ramet.models.loading import device_kind, load_tokenizer
 from ramet.planning.placement import Machine
+from ramet.plugins.plugin_code import code_hash, object_hash
 from ramet.runs.manifest import DataRecord
 from ramet.sft.conversations import read_data
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.encoding import encode_rows, identity_of
 from ramet.sft.exchanges import Conversation
-from ramet.sft.layouts import RowLayout
+from ramet.sft.layouts import RowLayout, absent_columns
 from ramet.sft.output import may_replace
 from ramet.sft.strategies import check_strategy
 from ramet.sft.traces import TraceReport, check_traces
@@ -130,6 +131,8 @@ def check_data(resolved: Resolved, problems: Sequence[str]) -> CheckedSft:
     data = read_data(config.sft.data, layout, config.sft.mixing, config.run.seed, config.sft.max_samples)
     valid = read_data(config.sft.valid, layout, max_samples=config.sft.max_samples)
     all_problems = [*check(resolved, "sft"), *problems, *data.problems, *_of_valid(valid.problems)]
+    if columns := data.columns | valid.columns:
+        all_problems += [f"sft.columns.{problem}" for problem in absent_columns(config.sft.columns, columns)]
     step, tools = _parts(config, all_problems)
     tags = [*tools.schemas, *config.sft.mask_tags]
     report, of_valid = (
@@ -300,7 +303,8 @@ def encode_checked(config: Config, checked: CheckedSft, *, keep: bool = False) -
     """
     tokenizer = load_tokenizer(config.model)
     encoder = trace_encoder(config, checked, tokenizer)
-    decides = (checked.tools.schemas, config.sft.mask_tags, config.sft.mask_history)
+    code = (code_hash(type(checked.step).__module__), object_hash(checked.step))
+    decides = (checked.tools.schemas, config.sft.mask_tags, config.sft.mask_history, code)
     identity = identity_of(config, tokenizer, *decides) if keep else None
     held_out = "sft.valid" if config.sft.valid else "sft.valid_share"
     trained, valid = (

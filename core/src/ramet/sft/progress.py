@@ -111,10 +111,10 @@ class SftProgress(TrainerCallback):
         self._loss = torch.zeros(())
         self._check_finite(loss, step)
 
-    def _check_finite(self, loss: float, step: int) -> None:
+    def _check_finite(self, loss: float, step: int, what: str = "loss") -> None:
         if not math.isfinite(loss):
             raise ConfigError(
-                f"sft: the loss is {loss} at step {step}; a smaller sft.lr (now {self._config.lr:g}) or a larger "
+                f"sft: the {what} is {loss} at step {step}; a smaller sft.lr (now {self._config.lr:g}) or a larger "
                 "sft.trainer.warmup_ratio may keep it finite"
             )
 
@@ -138,6 +138,7 @@ class SftProgress(TrainerCallback):
         logs = kwargs["logs"]
         if VALID_LOSS in logs:
             self._measures = False
+            self._check_finite(logs[VALID_LOSS], state.global_step, "held-out loss")
             self._log(state.global_step, {"sft/valid_loss": logs[VALID_LOSS]})
         if LOSS not in logs:  # the summary at the end
             return

@@ -59,7 +59,7 @@ class ToolCalls:
         calls = rollout.tool_calls
         described = {schema.name: schema.parameters for schema in rollout.task.schemas or ()}
         matched = _most_pairs([[self._fits(one, call, described.get(one.name)) for call in calls] for one in gold])
-        most = max(len(gold), len(calls) + (rollout.stop is StopReason.CALL_LIMIT))  # it called once more
+        most = max(len(gold), len(calls) + _not_made(rollout))
         share = matched / most if most else 1.0
         value = share if self.config.partial else float(share == 1)
         return Score(value=value, parts={"matched": float(matched), "calls": float(len(calls))})
@@ -96,6 +96,12 @@ class ToolCalls:
             allowed = gold if has_lists else {name: [value] for name, value in gold.items()}
             return self._all(allowed, given, has_lists, described)
         return bool(gold == given)
+
+
+def _not_made(rollout: Rollout) -> int:
+    """Calls that no tool was given: malformed ones, and those at the limit, which may end the rollout."""
+    written = sum(info.get("calls_not_made", 0) for info in rollout.infos)  # by the rollout step `hermes`
+    return written + (rollout.stop is StopReason.CALL_LIMIT)
 
 
 def gold_calls(gold: str) -> list[GoldCall]:

@@ -68,7 +68,9 @@ class Hermes:
         texts = await self._run(calls, n_left, state.turn, ctx)
         malformed = sum(isinstance(call, MalformedCall) for call in calls)
         metrics = {"calls": float(len(calls)), "malformed_calls": float(malformed)}
-        return StepResult(insert=tuple(ctx.render(self.results(texts))), metrics=metrics)
+        not_made = malformed + max(0, len(calls) - malformed - n_left)
+        info = {"calls_not_made": not_made} if not_made else {}  # read by the reward `tool_calls`
+        return StepResult(insert=tuple(ctx.render(self.results(texts))), info=info, metrics=metrics)
 
     async def _run(self, calls: Sequence[Found], n_left: int, turn: int, ctx: StepContext) -> list[str]:
         """What each call gets as its result. The first `n_left` that can be made are made, all at the same time."""
