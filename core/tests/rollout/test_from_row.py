@@ -124,6 +124,12 @@ def test_the_row_answers_a_call(results: Any, said: str) -> None:
     assert (call.name, call.arguments, call.status, call.text) == ("weather", {"city": "Oslo"}, CallStatus.OK, said)
 
 
+def test_a_null_within_the_arguments_of_a_result_counts_as_not_given() -> None:
+    results = [{"name": "weather", "arguments": {"at": {"city": "Oslo", "day": None}}, "result": "cold"}]
+    task = task_of(tools=[{"name": "weather", "parameters": {"at": {"type": "dict"}}}], tool_results=results)
+    assert played(task, written("weather", at={"city": "Oslo"}), "Cold.").tool_calls[0].text == "cold"
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

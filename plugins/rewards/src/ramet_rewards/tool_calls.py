@@ -6,7 +6,8 @@ A gold answer is JSON: a list of calls in one of two forms, an empty list where 
 * `{NAME: {ARGUMENT: [VALUE, …]}}` (BFCL's `ground_truth`): each argument is one of the values; `""` among them says
   that it may be left out. An object among the values has lists of values itself.
 
-Several calls may come in any order. Of several gold answers any is right. An argument that is null counts as left out.
+Several calls may come in any order, and one that could not be made is one too many. Of several gold answers any is
+right. An argument that is null counts as left out.
 Where the row describes the tool and an argument as a whole number, it must be written as one.
 """
 

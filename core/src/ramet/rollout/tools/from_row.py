@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ramet.data.tool_schemas import without_nulls
 from ramet.errors import ToolError
 from ramet.io.json_values import read_json
 from ramet.rollout.config import FromRowConfig
@@ -51,16 +52,13 @@ class FromRow:
 
 
 def _is_of(arguments: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a result that the row has for these arguments, perhaps as JSON text, is that of a call. None: of any."""
+    """Whether a result that the row has for these arguments, perhaps as JSON text, is that of a call. None: of any; a
+    null counts as not given: parquet fills the keys that other rows have with them.
+    """
     if arguments is None:
         return True
     wanted = _parsed(arguments)
-    return isinstance(wanted, Mapping) and _given(wanted) == _given(given)
-
-
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An argument that is null counts as not given."""
-    return {name: value for name, value in arguments.items() if value is not None}
+    return isinstance(wanted, Mapping) and bool(without_nulls(wanted) == without_nulls(given))
 
 
 def _parsed(value: Any) -> Any:
