@@ -112,7 +112,7 @@ def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._H
     if one.entry is None:
         data.columns |= columns
         return conversations
-    absent = absent_columns(one.entry.get("columns") or {}, columns)
+    absent = absent_columns(one.entry.get("columns") or {}, columns) if columns else []
     data.problems += [f"sft.data: {one.name}: columns.{problem}" for problem in absent]
     digest.update(json.dumps(one.entry, sort_keys=True).encode())
     samples = one.entry.get("num_samples")
