@@ -101,7 +101,7 @@ class ToolCalls:
 
 def _not_made(rollout: Rollout) -> int:
     """Calls that no tool was given: malformed ones, and those at the limit, which may end the rollout."""
-    written = sum(info.get("calls_not_made", 0) for info in rollout.infos)  # by the rollout step `hermes`
+    written: int = sum(info.get("calls_not_made", 0) for info in rollout.infos)  # by the rollout step `hermes`
     return written + (rollout.stop is StopReason.CALL_LIMIT)
 
 
