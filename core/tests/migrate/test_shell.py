@@ -9,7 +9,8 @@ import pytest
 
 from ramet.errors import ConfigError
 from ramet.migrate.launch import NO_KEY, NOT_RUN, of_script
-from ramet.migrate.shell import UNKNOWN, read_script
+from ramet.migrate.shell import read_script
+from ramet.migrate.shell_values import UNKNOWN
 from ramet.migrate.translation import Settings
 
 RUN = Path("/run.sh")
@@ -71,6 +72,19 @@ late()
 }
 train 1e-6 "a b" c && other x; late yes; late no
 eval "show evaluated $B"
+LR=1; N=8
+[[ "$A" == one && "$B" == two ]] && LR=9
+[[ "$A" == 1 && ! -z "$B" ]] && LR2=3
+if [[ "$A" == 2 || "$MODEL" =~ 7B ]]; then LR3=1; else LR3=2; fi
+scoped() { local LR=9 LATER=1; OUTER=$LR; }
+scoped; show $LR $LR2 $LR3 $OUTER "$LATER"
+N=4 show before $N; show after $N
+unset CHILD; CHILD=1; export PARENT=2
+N=3 bash -c 'show child ${N:-none} ${CHILD:-none} $PARENT; PARENT=5'; show $PARENT $N
+( INNER=5
+show group $INNER "a b" ) 2>&1 | cat
+case $B in (one) K=3 ;; (two) K=4 ;; esac; ( show "$K" )
+show "$(echo -n 'a)')" "${UNSET_HERE:-"a}b"}" $'x y' "$(echo "(")"
 HERE=$(cd / && pwd); cd /usr; show $HERE $(pwd) $PWD $(basename /a/b.sh .sh) $(dirname "$(dirname /a/b/c)") $(echo x y)
 """
 
@@ -78,7 +92,7 @@ HERE=$(cd / && pwd); cd /usr; show $HERE $(pwd) $PWD $(basename /a/b.sh .sh) $(d
 def test_words_are_those_that_bash_makes(tmp_path: Path) -> None:
     """Bash itself, with a function that writes down its words."""
     out = tmp_path / "words"
-    function = f'show() {{ printf \'%s\\n\' "$#" "$@" >> {out}; }}\n'
+    function = f'show() {{ printf \'%s\\n\' "$#" "$@" >> {out}; }}\nexport -f show\n'
     subprocess.run(["bash", "-c", function + SAME_AS_BASH], check=True, cwd=tmp_path)
     lines = out.read_text().splitlines()
     expected: list[list[str]] = []
@@ -122,6 +136,37 @@ def test_a_branch_that_does_not_run_is_no_launch_and_one_that_may_says_so() -> N
     text = "if [ a = b ]; then\n  show never\nelse\n  show always\nfi\nif nvidia-smi; then show perhaps; fi\n"
     lives = {command.words[1]: command.live for command in read_script(text, RUN).commands}
     assert lives == {"never": False, "always": True, "perhaps": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("N=1\nnvidia-smi && N=8\nshow $N", ["1"]),
+        ("nvidia-smi || N=1\nshow $N", ["1"]),
+        ("nvidia-smi && export N=8 || export N=1\nshow $N", ["8"]),
+        ("F=\nfor f in a b; do F=$F,$f; done\nshow $F $f", [UNKNOWN, UNKNOWN]),
+        ("for f in a; do F=$F,$f; done\nshow $F $f", [",a", "a"]),
+    ],
+)
+def test_what_a_program_says_and_later_rounds_of_a_loop_decide_no_value(text: str, words: list[str]) -> None:
+    assert read_script(text, RUN).commands[-1].words[1:] == words
+
+
+def test_a_file_outside_the_project_is_not_read(tmp_path: Path) -> None:
+    """However many files that it may read lead there."""
+    folder = tmp_path / "outside" / "project" / "scripts"
+    folder.mkdir(parents=True)
+    (tmp_path / "outside" / "other.sh").write_text("show other\n")
+    (tmp_path / "outside" / "project" / "common.sh").write_text(f"source {tmp_path}/outside/other.sh\n")
+    (folder / "link.sh").symlink_to(tmp_path / "outside" / "other.sh")
+    text = f"source {folder.parent}/common.sh\nsource {folder}/link.sh\nshow run\n"
+    shown = [command.words for command in read_script(text, folder / "run.sh").commands if command.words[0] == "show"]
+    assert shown == [["show", "run"]]
+    (tmp_path / "outside" / "project" / "my.yaml").write_text("a: {b: 3}\n")
+    (tmp_path / "outside" / "my.yaml").write_text("a: {b: 3, c: secret}\n")
+    line = "python -m verl.trainer.main_ppo --config-name=my a.d=1 --config-path="
+    assert launched(line + str(tmp_path / "outside"), folder).values == {"a.d": 1}
+    assert launched(line + str(tmp_path / "outside" / "project"), folder).values == {"a.b": 3, "a.d": 1}
 
 
 def test_arguments_of_a_script_are_not_known_and_have_defaults() -> None:

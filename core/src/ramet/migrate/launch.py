@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from ramet.config.foreign import follow_references, read_keys
 from ramet.config.hydra_adapter import parse
 from ramet.errors import ConfigError
-from ramet.migrate.shell import UNKNOWN, ShellCommand, read_script
+from ramet.migrate.shell import ShellCommand, project_of, read_script
+from ramet.migrate.shell_values import UNKNOWN
 from ramet.migrate.translation import Settings
 
 OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w/-]*(\.[\w/-]+)+=.*|~[\w./-]+(=.*)?", re.DOTALL)
@@ -44,7 +46,7 @@ def of_script(path: Path, config: Path | None = None) -> Settings:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     launches = [at for at, command in enumerate(script.commands) if _is_launch(command)]
     if not launches:
-        is_sft = any(SFT.search(" ".join(command.words)) for command in script.commands)
+        is_sft = any(SFT.search(_program(command)) for command in script.commands)
         what = "it launches verl's SFT trainer, and only RL is translated" if is_sft else "no launch of verl in it"
         raise ConfigError(f"{path}: {what}; allowed: a script that calls verl.trainer.main_ppo with key=value …")
     first = min(launches, key=lambda at: (True, None, False).index(script.commands[at].live))
@@ -80,8 +82,13 @@ def _after_comment(commands: Sequence[ShellCommand]) -> Iterator[str]:
         yield from (word for word in command.words if OVERRIDE.fullmatch(word))
 
 
+def _program(command: ShellCommand) -> str:
+    """The words of a command before its first override."""
+    return " ".join(takewhile(lambda word: not OVERRIDE.fullmatch(word), command.words))
+
+
 def _is_launch(command: ShellCommand) -> bool:
-    text = " ".join(command.words)
+    text = _program(command)
     if SFT.search(text):
         return False
     n_overrides = sum(bool(OVERRIDE.fullmatch(word)) for word in command.words)
@@ -111,12 +118,14 @@ def _config_file(options: Mapping[str, str], folder: Path, remarks: list[str]) -
         return None
     stem = options.get("name", OF_VERL[0]).removesuffix(".yaml")
     name, where = f"{stem}.yaml", options.get("path", "")
-    for candidate in (folder / where / name, folder.parent / where / name, folder / name, folder / "config" / name):
-        if UNKNOWN not in str(candidate) and candidate.is_file():
+    places = (folder / where / name, folder.parent / where / name, folder / name, folder / "config" / name)
+    for candidate in (place.resolve() for place in places if UNKNOWN not in str(place)):
+        if candidate.is_file() and candidate.is_relative_to(project_of(folder / name)):
             remarks.append(f"keys of {candidate.name} beside the script count where the launch sets none")
             return candidate
     if stem not in OF_VERL or where:
-        remarks.append(f"the config file {name} is not here, so its values are not known; name it with --config FILE")
+        why = f"the config file {name} is not here, or not of the script's project, so its values are not known"
+        remarks.append(f"{why}; name it with --config FILE")
     return None
 
 

@@ -2,35 +2,31 @@
 
 What is known without running a program is evaluated: variables, arrays, arithmetic, tests of texts and numbers, calls
 of functions, files that are sourced. What a program would have to say (`$(date)`, `[ -f FILE ]`) is not: a word that
-needs it is reported, and what depends on it counts only where nothing was assigned before.
+needs it is reported, and what depends on it counts only where nothing was assigned before. A loop is read once, so what
+it assigned is not known after it.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import dropwhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from ramet.migrate.shell_text import NAME, Expansion, ShellText, Statement, unquoted
+from ramet.migrate.shell_text import NAME, Statement
+from ramet.migrate.shell_values import UNKNOWN, ShellValues
 
-UNKNOWN = "\uf8ff"  # stands in a word for what is known only when the script runs
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)
 CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # by `((…))` and `let`
 READERS = ("read", "mapfile", "readarray", "getopts")  # give variables what only running the script would show
 FUNCTION = re.compile(r"[\w.:-]+")
-INDEX = re.compile(r"\[([^\]]*)\]")
 DECLARATIONS = frozenset({"export", "local", "readonly", "declare", "typeset"})
-FROM_HERE = ("HOME", "USER")
 SCRIPTS = (".sh", ".bash", ".env")  # what scripts source of their own
-USUAL = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # scripts add to them, and no launch reads them
-OF_SCRIPT = ("0", "BASH_SOURCE")
 DEEPEST, MOST_CALLS = 20, 1000  # calls of functions and files: within one another, and in all
-BITS = 64  # of a number
+Assignment = tuple[str, str, str, str | list[str]]  # name, `[index]`, `+`, and the value or the words of an array
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": int.__eq__, "-ne": int.__ne__, "-lt": int.__lt__, "-le": int.__le__, "-gt": int.__gt__, "-ge": int.__ge__,
 }  # fmt: skip
@@ -65,29 +61,29 @@ class _Block:
     subject: str = ""  # of a `case`
     patterns: list[str] = field(default_factory=list)  # of a branch of a `case`, until the `)`
     repeated: bool = False
+    assigned: set[str] = field(default_factory=set)  # in what is repeated
 
 
 def read_script(text: str, path: Path) -> Script:
     """Read the script of this file. Raises `ValueError` for quotes or brackets that do not end."""
     reader = _ShellReader(path)
     reader.read(text)
-    return reader.script
+    return Script(reader.commands, reader.notes)
 
 
-class _ShellReader:
+class _ShellReader(ShellValues):
     def __init__(self, path: Path) -> None:
-        self.script = Script()
-        self.text = ShellText()
-        self.path = path
-        self.folder = os.getcwd()  # the working directory, which `cd` changes
-        self.variables: dict[str, list[str]] = {}  # arrays; a usual variable is a list of one
-        self.arguments: list[str] = []
+        super().__init__(path)
+        self.commands: list[ShellCommand] = []
+        self.project = project_of(path)
+        self.shadowed: dict[str, list[str] | None] = {}  # what the `local` variables of a function hide
+        self.exported: set[str] = set()  # what a script that is started gets
         self.functions: dict[str, list[Statement]] = {}
         self.called: set[str] = set()
         self.blocks: list[_Block] = []
         self.status: bool | None = True  # of the last command
+        self.guessed = False  # whether the status is that of a program, which is taken to succeed
         self.depth = self.n_calls = 0
-        self.unset: set[str] = set()
 
     def read(self, text: str) -> None:
         self._run(self.text.statements(text.replace("\r\n", "\n")))
@@ -116,7 +112,8 @@ class _ShellReader:
         elif words[0] in ("if", "while", "until", "for", "select", "case"):
             self.blocks.append(self._opened(words))
         elif words[0] in ("fi", "done", "esac"):
-            del self.blocks[-1:]
+            if block is not None:
+                self.variables |= {name: [UNKNOWN] for name in self.blocks.pop().assigned}
         elif block is not None and block.kind == "case":
             self._in_case(block, words, joined_by)
         else:
@@ -141,7 +138,7 @@ class _ShellReader:
             tested = self._test(rest)
             return _Block(kind, testing=True, tested=_not(tested) if kind == "until" else tested)
         if kind == "case":
-            block = _Block(kind, live=False, subject=self._whole(rest[0]) if rest else UNKNOWN)
+            block = _Block(kind, live=False, subject=self.whole(rest[0]) if rest else UNKNOWN)
             if len(rest) > 2:  # `case X in a) …` on one line
                 self.blocks.append(block)
                 self._in_case(block, rest[2:], "")
@@ -153,11 +150,13 @@ class _ShellReader:
         """Open a loop over values, of which the first is taken."""
         if len(words) < 2 or words[1] != "in":
             return _Block(kind, live=None, repeated=True)
-        values = self._expand_all(words[2:])
+        values = self.expand_all(words[2:])
+        live = False if not values else None if UNKNOWN in values[0] else True
+        block = _Block(kind, live=live, repeated=live is None or len(values) > 1)
         if values and self._live() is not False:
             self.variables[words[0]] = values[:1]
-        live = False if not values else None if UNKNOWN in values[0] else True
-        return _Block(kind, live=live, repeated=live is None or len(values) > 1)
+            block.assigned |= {words[0]} if block.repeated else set()
+        return block
 
     def _branch(self, block: _Block, tested: bool | None) -> None:
         block.live = _both(block.rest, tested)
@@ -172,7 +171,7 @@ class _ShellReader:
             return
         patterns = [*block.patterns, *(word for word in words[:at] if word != "(")]
         block.patterns = []
-        known = [_matches(block.subject, self._whole(pattern)) for pattern in patterns]
+        known = [_matches(block.subject, self.whole(pattern)) for pattern in patterns]
         self._branch(block, True if True in known else None if None in known else False)
         if words[at + 1 :]:
             self._command(words[at + 1 :], "")
@@ -185,57 +184,88 @@ class _ShellReader:
 
     def _command(self, words: list[str], joined_by: str) -> None:
         """Read assignments and one command."""
-        live = _both(self._live(), {"": True, "&&": self.status, "||": _not(self.status)}[joined_by])
+        live = _both(self._live(), self._reached(words, joined_by))
         is_test = words[0] in ("[", "[[", "test", "!", "true", "false")
         if live is not False:
-            self.status = self._test(words) if is_test else True
+            self.status, self.guessed = self._test(words) if is_test else True, self.guessed and joined_by != ""
         if is_test:
             return
         if words[0] in DECLARATIONS:
-            self._assign(list(dropwhile(lambda word: word.startswith("-"), words[1:])), live, declared=True)
+            self._declare(words, live)
             return
         for name in _changed(words):
             self._set(name, [UNKNOWN], live, added="")
-        words = self._assign(words, live)
-        expanded = self._expand_all(words[1:] if words[:1] in (["("], [")"], ["}"]) else words)
-        followed = live is not False and self._followed(expanded)
+        assignments, words = _assignments(words)
+        if not words:
+            self._assign(assignments, live)
+            return
+        expanded = self.expand_all(words[1:] if words[0] in ("(", ")", "}") else words)
+        followed = live is not False and self._followed(expanded, assignments)
         if expanded and not followed:
-            self.script.commands.append(ShellCommand(expanded, live, any(block.repeated for block in self.blocks)))
+            self.guessed = self.guessed or live is not False
+            self.commands.append(ShellCommand(expanded, live, any(block.repeated for block in self.blocks)))
 
-    def _assign(self, words: list[str], live: bool | None, *, declared: bool = False) -> list[str]:
-        """Make the assignments at the beginning of a command; returns its other words."""
-        while words and (declared or ASSIGNMENT.fullmatch(words[0])):
-            match = ASSIGNMENT.fullmatch(words[0])
-            if match is None:  # `export X`
-                words = words[1:]
-                continue
-            name, index, plus, value = match.groups()
-            is_array = value == "" and words[1:2] == ["("]
-            if is_array:
-                end = words.index(")") if ")" in words else len(words)
-                values, words = self._expand_all(words[2:end]), words[end + 1 :]
-            else:
-                values, words = [UNKNOWN if index else _at_home(self._whole(value))], words[1:]
-            self._set(name, values, live, added="array" if plus and is_array else "text" if plus else "")
-        return words
+    def _reached(self, words: Sequence[str], joined_by: str) -> bool | None:
+        """Whether a command runs after what it is joined to. A program is taken to succeed, but decides no value."""
+        if self.guessed and joined_by and (words[0] in DECLARATIONS or ASSIGNMENT.fullmatch(words[0])):
+            return None
+        return {"": True, "&&": self.status, "||": _not(self.status)}[joined_by]
+
+    def _declare(self, words: Sequence[str], live: bool | None) -> None:
+        """Read `export`, `local` and their like."""
+        flags = [word for word in words[1:] if word.startswith("-")]
+        rest = list(dropwhile(flags.__contains__, words[1:]))
+        names = [word.partition("=")[0].rstrip("+") for word in rest if NAME.match(word)]
+        if words[0] == "export" or any("x" in flag for flag in flags):
+            self.exported.update(names)
+        if words[0] == "local":
+            self.shadowed |= {n: self.variables.get(n) for n in names if n not in self.shadowed}
+        while rest:
+            assignments, rest = _assignments(rest)
+            self._assign(assignments, live)
+            rest = rest[1:]  # `export X`
+
+    def _assign(self, assignments: Iterable[Assignment], live: bool | None) -> None:
+        for name, index, plus, value in assignments:
+            is_array = isinstance(value, list)
+            values = self.expand_all(value) if isinstance(value, list) else [_at_home(self.whole(value))]
+            added = "array" if plus and is_array else "text" if plus else ""
+            self._set(name, [UNKNOWN] if index else values, live, added=added)
 
     def _set(self, name: str, values: list[str], live: bool | None, *, added: str) -> None:
         if live is False:
             return
         if live is None and name in self.variables:
-            self.script.notes.append(f"{name} is also set under a condition, which is not read")
+            self.notes.append(f"{name} is also set under a condition, which is not read")
             return
+        for block in self.blocks:
+            block.assigned |= {name} if block.repeated else set()
         old = self.variables.get(name, [])
         self.variables[name] = {"": values, "array": [*old, *values], "text": ["".join([*old, *values])]}[added]
 
-    def _followed(self, words: list[str]) -> bool:
-        """Follow what changes the folder, calls a function, or reads another script; returns whether it is read."""
+    def _followed(self, words: list[str], assignments: Sequence[Assignment]) -> bool:
+        """Follow what changes the folder, calls a function, or reads another script; returns whether it is read.
+
+        `assignments`: those before the command, which are for it alone.
+        """
+        hidden = {name: self.variables.get(name) for name, *_ in assignments}
+        self._assign(assignments, True)
+        try:
+            return self._called(words, self.exported.union(hidden))
+        finally:
+            self._restore(hidden)
+
+    def _restore(self, hidden: Mapping[str, list[str] | None]) -> None:
+        for name, values in hidden.items():
+            self.variables.pop(name, None)
+            self.variables |= {} if values is None else {name: values}
+
+    def _called(self, words: list[str], exported: set[str]) -> bool:
         match words:
             case ["cd", place] if UNKNOWN not in place:
                 self.folder = os.path.normpath(os.path.join(self.folder, place))
             case ["unset", *names]:
-                for name in names:
-                    self.variables.pop(name, None)
+                self._restore(dict.fromkeys(names))
             case ["shift", *_]:
                 del self.arguments[:1]
             case ["source" | ".", file, *arguments]:
@@ -244,24 +274,36 @@ class _ShellReader:
                 return self._nested(self._statements(" ".join(texts)), self.arguments)
             case [name, *arguments] if name in self.functions:
                 self.called.add(name)
-                return self._nested(self.functions[name], arguments)
+                before, self.shadowed = self.shadowed, {}
+                is_read = self._nested(self.functions[name], arguments)
+                self._restore(self.shadowed)
+                self.shadowed = before
+                return is_read
             case [*_, "bash" | "sh", "-c", text]:
-                return self._nested(self._statements(text), [])
+                return self._child(lambda: self._nested(self._statements(text), []), exported)
             case ["bash" | "sh", file, *arguments]:
-                return self._file(file, arguments)
+                return self._child(lambda: self._file(file, arguments), exported)
         return False
+
+    def _child(self, read: Callable[[], bool], exported: set[str]) -> bool:
+        """Read what another shell runs: it gets what is exported, and gives nothing back."""
+        before, folder = self.variables, self.folder
+        self.variables = {name: values for name, values in before.items() if name in exported}
+        is_read = read()
+        self.variables, self.folder = before, folder
+        return is_read
 
     def _file(self, file: str, arguments: Sequence[str]) -> bool:
         """Read another script of the same project, if it is here."""
         path = Path(self.folder, file).resolve()
-        if UNKNOWN in file or path.suffix not in SCRIPTS or not path.is_relative_to(self.path.resolve().parent.parent):
+        if UNKNOWN in file or path.suffix not in SCRIPTS or not path.is_relative_to(self.project):
             return False
         try:
             statements = self._statements(path.read_text(encoding="utf-8").replace("\r\n", "\n"))
         except (OSError, UnicodeDecodeError):
             return False
         before, self.path = self.path, path
-        self.script.notes.append(f"{path.name}, which the script calls, was read too")
+        self.notes.append(f"{path.name}, which the script calls, was read too")
         self._nested(statements, arguments)
         self.path = before
         return True
@@ -271,7 +313,7 @@ class _ShellReader:
         try:
             return list(self.text.statements(text))
         except ValueError:
-            self.script.notes.append("a text or a file that the script runs cannot be read")
+            self.notes.append("a text or a file that the script runs cannot be read")
             return []
 
     def _nested(self, statements: Iterable[Statement], arguments: Sequence[str]) -> bool:
@@ -295,11 +337,20 @@ class _ShellReader:
             return words[0] != "false"
         if not words or words[0] not in ("[", "[[", "test") or (words[0] != "test" and words[-1] not in ("]", "]]")):
             return None
-        operands = [self._whole(word) for word in (words[1:] if words[0] == "test" else words[1:-1])]
+        inner = words[1:] if words[0] == "test" else words[1:-1]
+        for mark in ("||", "&&") if words[0] == "[[" and "(" not in inner else ():
+            if mark in inner:
+                at = inner.index(mark)
+                first, second = (self._test(["[[", *part, "]]"]) for part in (inner[:at], inner[at + 1 :]))
+                return _joined(first, mark, second)
+        return self._compared([self.whole(word) for word in inner], fnmatchcase if words[0] == "[[" else str.__eq__)
+
+    def _compared(self, operands: list[str], same: Callable[[str, str], bool]) -> bool | None:
         if any(UNKNOWN in operand for operand in operands):
             return None
-        same = fnmatchcase if words[0] == "[[" else str.__eq__
         match operands:
+            case ["!", _, *_]:
+                return _not(self._compared(operands[1:], same))
             case ["-z", text]:
                 return text == ""
             case ["-n", text] | [text]:
@@ -308,154 +359,30 @@ class _ShellReader:
                 return same(left, right)
             case [left, "!=", right]:
                 return not same(left, right)
+            case [left, "=~", right] if re.fullmatch(r"[\w/-]+", right):
+                return right in left
             case [left, sign, right] if sign in NUMBERS and _is_number(left) and _is_number(right):
                 return NUMBERS[sign](int(left), int(right))
         return None
 
-    def _expand_all(self, words: Iterable[str]) -> list[str]:
-        return [expanded for word in words for expanded in self._expand(word)]
 
-    def _expand(self, word: str) -> list[str]:
-        """Return what a word becomes: several words of `"${A[@]}"` and `"$@"`, and of `$A` with spaces."""
-        expansion = self.text.expansion(word) if len(word) == 1 else None
-        if expansion is None or expansion.kind == "nothing":
-            return [self._whole(word)]
-        name = expansion.text.removesuffix("[@]")
-        is_array = name == "@" or (name != expansion.text and name.isidentifier())
-        if expansion.kind == "parameter" and is_array:
-            values = self._variable(name) or []
-        else:
-            values = [self._value(expansion)]
-        return values if expansion.quoted else [part for value in values for part in value.split()]
+def project_of(path: Path) -> Path:
+    """The folder that the files of a script's project are in: the one above its own, or its own in a home."""
+    folder = path.resolve().parent
+    return folder if folder.parent in (*Path.home().resolve().parents, Path(folder.anchor)) else folder.parent
 
-    def _whole(self, word: str) -> str:
-        found = ((char, self.text.expansion(char)) for char in word)
-        return "".join(char if expansion is None else self._value(expansion) for char, expansion in found)
 
-    def _value(self, expansion: Expansion) -> str:
-        match expansion.kind:
-            case "parameter":
-                return self._parameter(expansion.text, quoted=expansion.quoted)
-            case "arithmetic":
-                return self._arithmetic(expansion.text)
-            case "command":
-                return self._output(expansion.text)
-        return ""
-
-    def _variable(self, name: str) -> list[str] | None:
-        """The values of a variable; None if it has none."""
-        if name in self.variables:
-            return self.variables[name]
-        if name in OF_SCRIPT:
-            return [str(self.path)]
-        if name in ("@", "*"):
-            return self.arguments
-        if name == "#":
-            return [str(len(self.arguments))]
-        if name.isdigit():
-            return self.arguments[int(name) - 1 : int(name)] or None
-        if name == "PWD":
-            return [self.folder]
-        if name in ("$", "!", "?", "-"):
-            return [UNKNOWN]
-        return [os.environ[name]] if name in FROM_HERE and name in os.environ else None
-
-    def _parameter(self, text: str, *, quoted: bool) -> str:
-        if (length := re.fullmatch(r"#(\w+)(\[[@*]\])?", text)) is not None:
-            measured = self._variable(length[1]) or []
-            return str(len(measured) if length[2] else len(" ".join(measured)))
-        match = NAME.match(text)
-        if match is None:
-            return UNKNOWN
-        name, rest = match[0], text[match.end() :]
-        values = self._variable(name)
-        if (index := INDEX.match(rest)) is not None:
-            values, rest = _at_index(values, index[1]), rest[index.end() :]
-        value = None if values is None else " ".join(values)
-        return self._of_operator(name, value, rest, quoted=quoted) if rest else self._plain(name, value)
-
-    def _plain(self, name: str, value: str | None) -> str:
-        if value is not None:
-            return value
-        if name.isdigit():
-            return UNKNOWN  # an argument of the script
-        if name.isidentifier() and name not in (*self.unset, *USUAL):
-            self.unset.add(name)
-            self.script.notes.append(f"{name} is not set in the script: an empty text")
-        return ""
-
-    def _of_operator(self, name: str, value: str | None, rest: str, *, quoted: bool) -> str:
-        """What `${NAME-…}`, `${NAME%…}`, `${NAME/…}` and their like give."""
-        sign, given = (rest[:2], rest[2:]) if rest[:2] in (":-", ":=", ":?", ":+") else (rest[0], rest[1:])
-        there = value if sign[0] != ":" else value or None
-        if sign in ("-", ":-", "=", ":="):
-            found = self._again(given, quoted=quoted) if there is None else there
-            if "=" in sign:
-                self.variables[name] = [found]
-            return found
-        if sign in ("?", ":?"):
-            return UNKNOWN if there is None else there
-        if sign in ("+", ":+"):
-            return "" if there is None else self._again(given, quoted=quoted)
-        if UNKNOWN in (text := value or ""):
-            return UNKNOWN
-        if sign in ("#", "%"):
-            longest = given[:1] == sign
-            return _without(text, self._again(given[longest:], quoted=False), at_end=sign == "%", longest=longest)
-        if sign == "/":
-            old, _, new = given.removeprefix("/").partition("/")
-            old, new = self._again(old, quoted=False), self._again(new, quoted=False)
-            plain = not set(old) & set("*?[") and old != ""
-            return text.replace(old, new, -1 if given[:1] == "/" else 1) if plain else UNKNOWN
-        return {",,": text.lower(), "^^": text.upper()}.get(rest, UNKNOWN)
-
-    def _again(self, text: str, *, quoted: bool) -> str:
-        """The value of a text with expansions of its own, as the one behind `:-`."""
-        return self._whole(unquoted(self.text.prepare(text), within=quoted))
-
-    def _arithmetic(self, text: str) -> str:
-        plain = self._whole(self.text.prepare(text))
-        try:
-            return str(self._number(ast.parse(plain.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
-            return UNKNOWN
-
-    def _number(self, node: ast.expr) -> int:
-        """The value of an expression over whole numbers. Raises `ValueError` for what is none."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.Name):
-            values = self._variable(node.id)
-            return self._number(ast.parse(" ".join(values or []).strip(), mode="eval").body)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            return -self._number(node.operand) if isinstance(node.op, ast.USub) else self._number(node.operand)
-        if isinstance(node, ast.BinOp):
-            result = _computed(self._number(node.left), node.op, self._number(node.right))
-            if result.bit_length() < BITS:
-                return result
-        raise ValueError(ast.dump(node))
-
-    def _output(self, text: str) -> str:
-        """What the few commands print whose output is known without running them: folders, and parts of paths."""
-        statements = list(self.text.statements(text))
-        words = self._expand_all(statements[0].words) if statements else []
-        if any(UNKNOWN in word for word in words) or len(statements) > 2:
-            return UNKNOWN
-        if len(statements) == 2:
-            known = words[:1] == ["cd"] and len(words) == 2 and statements[1].words[0] == "pwd"
-            return os.path.normpath(os.path.join(self.folder, words[1])) if known else UNKNOWN
-        match words:
-            case ["pwd"]:
-                return self.folder
-            case ["dirname", path]:
-                return str(PurePosixPath(path).parent)
-            case ["basename", path, *end] if len(end) < 2:
-                return PurePosixPath(path).name.removesuffix(end[0] if end else "")
-            case ["realpath", path] | ["readlink", "-f", path]:
-                return os.path.normpath(os.path.join(self.folder, path))
-            case ["echo", *parts]:
-                return " ".join(parts)
-        return UNKNOWN
+def _assignments(words: list[str]) -> tuple[list[Assignment], list[str]]:
+    """The assignments at the beginning of a command, and its other words."""
+    made = list[Assignment]()
+    while words and (match := ASSIGNMENT.fullmatch(words[0])) is not None:
+        name, index, plus, value = match.groups()
+        if value == "" and words[1:2] == ["("]:
+            end = words.index(")") if ")" in words else len(words)
+            value, words = words[2:end], words[end:]
+        made.append((name, index or "", plus, value))
+        words = words[1:]
+    return made, words
 
 
 def _changed(words: Sequence[str]) -> list[str]:
@@ -523,42 +450,5 @@ def _at_home(value: str) -> str:
     return os.path.expanduser(value) if value == "~" or value.startswith("~/") else value
 
 
-def _at_index(values: list[str] | None, index: str) -> list[str] | None:
-    if values is None or index in ("@", "*"):
-        return values
-    try:
-        return [values[int(index)]]
-    except (ValueError, IndexError):
-        return None if index.lstrip("-").isdigit() else [UNKNOWN]
-
-
-def _without(text: str, pattern: str, *, at_end: bool, longest: bool) -> str:
-    """The text without the shortest or longest part at one of its ends that a pattern matches."""
-    lengths = range(len(text), -1, -1) if longest else range(len(text) + 1)
-    for length in lengths:
-        part, rest = (text[len(text) - length :], text[: len(text) - length]) if at_end else (
-            text[:length], text[length:])  # fmt: skip
-        if fnmatchcase(part, pattern):
-            return rest
-    return text
-
-
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"[+-]?\d+", text.strip()) is not None
-
-
-def _computed(left: int, operator: ast.operator, right: int) -> int:
-    match operator:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div() | ast.FloorDiv():
-            return int(left / right)  # towards 0, as in a shell
-        case ast.Mod():
-            return left - right * int(left / right)
-        case ast.Pow() if 0 <= right < 64:
-            return int(left**right)
-    raise ValueError(ast.dump(operator))

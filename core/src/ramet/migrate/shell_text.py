@@ -15,6 +15,7 @@ FIRST = 0xF0000  # placeholders of expansions: characters for private use, which
 OPERATORS = "();<>|&\n"
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 HERE_DOCUMENT = re.compile(r"<<(-?)[ \t]*(?:'([^']+)'|\"([^\"]+)\"|\\?([\w.-]+))")
+KEYWORDS = frozenset({"if", "elif", "while", "until", "then", "do", "else", "{", "!"})  # before a command
 KINDS = (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "parameter"))
 
 
@@ -59,7 +60,7 @@ class ShellText:
                 out.append(pair[1:] if quoted and pair in ("\\$", "\\`") else pair)  # shlex keeps these in quotes
                 at += 2
             elif char == "'" and not quoted:
-                end = text.index("'", at + 1) + 1
+                end = _quoted_end(text, at)
                 out += [self._marked(text, at), text[at:end]]
                 at = end
             elif char == "#" and not quoted and (at == 0 or text[at - 1] in " \t\n;&|("):
@@ -73,6 +74,8 @@ class ShellText:
                 at += 1
                 while ends:
                     at = _after(text, at, ends.pop(0))
+            elif char == "$" and not quoted and text[at + 1 : at + 2] in ("'", '"'):
+                at += 1  # `$'…'` is a text
             elif char in "$`" and (found := _expansion(text, at, quoted)):
                 expansion, at = found
                 out.append(self._placeholder(expansion))
@@ -123,45 +126,78 @@ def _after(text: str, at: int, end: str) -> int:
 def _expansion(text: str, at: int, quoted: bool) -> tuple[Expansion, int] | None:
     """The expansion that begins here and where it ends; None for a `$` that is only a character."""
     if text[at] == "`":
-        end = text.index("`", at + 1)
-        return Expansion("command", text[at + 1 : end], quoted), end + 1
+        end = _quoted_end(text, at)
+        return Expansion("command", text[at + 1 : end - 1], quoted), end
     for opening, closing, kind in KINDS:
         if text.startswith(opening, at):
-            end = _closing(text, at + len(opening), opening[-1], closing)
+            end = _closing(text, at + len(opening), opening, closing)
             return Expansion(kind, text[at + len(opening) : end], quoted), end + len(closing)
     match = NAME.match(text, at + 1)
     return None if match is None else (Expansion("parameter", match[0], quoted), match.end())
 
 
+def _quoted_end(text: str, at: int) -> int:
+    """The place after the quote that ends what the one here begins. Raises `ValueError` if none does."""
+    end = text.find(text[at], at + 1) + 1
+    if end == 0:
+        raise ValueError(f"a {text[at]} is not closed")
+    return end
+
+
 def _closing(text: str, at: int, opening: str, closing: str) -> int:
-    """The place where the bracket ends that was opened before `at`. Raises `ValueError` if it does not."""
-    depth = 0
+    """The place where the bracket ends that was opened before `at`. Raises `ValueError` if it does not.
+
+    Brackets in quotes, comments and expansions are not counted.
+    """
+    depth, quoted = 0, False
     while at < len(text):
-        if depth == 0 and text.startswith(closing, at):
-            return at
-        depth += (text[at] == opening) - (text[at] == closing[0])
+        char = text[at]
+        if char == "\\":
+            at += 1
+        elif char in "$`" and (found := _expansion(text, at, quoted)):
+            at = found[1] - 1
+        elif char == "'" and not quoted:
+            at = _quoted_end(text, at) - 1
+        elif char == "#" and opening == "$(" and not quoted and text[at - 1] in " \t\n":
+            at = max(at, text.find("\n", at))
+        elif char == '"':
+            quoted = not quoted
+        elif not quoted:
+            if depth == 0 and text.startswith(closing, at):
+                return at
+            depth += (char == opening[-1]) - (char == closing[0])
         at += 1
     raise ValueError(f"a {opening!r} is not closed")
 
 
 def _statements(text: str) -> Iterator[Statement]:
-    """Redirections are dropped; brackets stay, as words of their own, and what is in them is one statement."""
+    """Redirections are dropped. A `(…)` of commands is as a `{…}`; other brackets stay, as words of their own, and
+    what is in them is one statement, as what is in `[[…]]`.
+    """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
     words, target, depth, joined_by = list[str](), False, 0, ""
+    n_cases, n_groups, in_test = 0, 0, False
     for token in lexer:
-        if not token or token[0] not in OPERATORS:
-            words, target = ([*words, token] if not target else words), False
+        begins = KEYWORDS.issuperset(words)
+        if not token or token[0] not in OPERATORS or (in_test and token.strip()):
+            n_cases += (token == "case") - (token == "esac") if begins else 0
+            in_test = (in_test or (token == "[[" and begins)) and token != "]]"
+            words, target = ([*words, token.strip("\n")] if not target else words), False
             continue
         if token[0] in "<>" or token.startswith("&>"):
             words = words[:-1] if words and words[-1] in ("0", "1", "2") else words
             target, depth = True, max(0, depth + token.count("(") - token.count(")"))  # the next word is a file
             continue
-        for char in token:
-            depth = max(0, depth + (char == "(") - (char == ")"))  # a `)` alone ends a pattern of `case`
-            if char in "()":
+        for place, char in enumerate(token):
+            is_open = char == "(" and not words and token[place : place + 2] != "(("
+            if depth == 0 and not n_cases and (is_open or (char == ")" and n_groups > 0)):
+                n_groups += 1 if is_open else -1
+            elif char in "()":
+                depth = max(0, depth + (char == "(") - (char == ")"))  # a `)` alone ends a pattern of `case`
                 words.append(char)
-            elif depth == 0 and words:
+                continue
+            if depth == 0 and words:
                 yield Statement(tuple(words), joined_by)
                 words, joined_by = [], ""
         if depth == 0 and not words and (joins := [mark for mark in ("&&", "||") if mark in token]):
