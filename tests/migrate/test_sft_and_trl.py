@@ -158,6 +158,41 @@ def test_warm_up_in_steps_is_a_share_here() -> None:
     assert {note.fate for note in unknown.notes if note.key == "warmup_steps"} == {Fate.OPEN}
 
 
+def test_a_constant_rate_has_no_warm_up_and_a_pack_is_no_row() -> None:
+    """In transformers `constant` reads no warm-up; with packing a row of a batch is a pack of `cutoff_len` tokens."""
+    given = {"lr_scheduler_type": "constant", "warmup_ratio": 0.1, "packing": True}
+    made = llamafactory.translate(given, folder=Path(), gpus=1)
+    assert made.values["sft.trainer.warmup_ratio"] == 0.0 and "no warm-up" in why(made, "warmup_ratio")
+    assert {note.fate for note in made.notes if note.key == "packing"} >= {Fate.OPEN}
+    script = TrlScript(job="train", values={"lr_scheduler_type": "constant", "warmup_steps": 10, "max_steps": 50})
+    assert "policy.warmup_steps" not in trl.translate(script, folder=Path(), gpus=1).values
+
+
+ALTERED = """
+from trl import GRPOConfig, GRPOTrainer
+settings = {"beta": 0.1}
+settings["beta"] = 0.2
+rate = 1e-6
+def train(rate):
+    config = GRPOConfig(learning_rate=rate, temperature=0.7, **settings)
+    if rate > 1e-6:
+        config.temperature = 0.9
+    config.epsilon = 0.1
+    config.epsilon = 0.3
+    config.num_generations = 4
+    GRPOTrainer("base", [len], config, load_dataset("a/b"))
+train(2e-6)
+"""
+
+
+def test_what_is_changed_afterwards_is_not_known(folder: Path) -> None:
+    path = folder / "altered.py"
+    path.write_text(ALTERED)
+    made = migrate("trl", path, gpus=1)
+    assert sorted(made.unread) == ["epsilon", "learning_rate", "temperature"]
+    assert "`**settings` is not read" in made.remarks and made.values["rollout.group_size"] == 4
+
+
 @pytest.mark.parametrize(
     ("given", "strategy"),
     [

@@ -278,6 +278,8 @@ def test_overrides_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["verl", "none.sh"], "none.sh: cannot be read: "),
         (["verl", "--tasks", "0", "--", "a.b=1"], "--tasks=0: must be at least 1"),
         (["verl", "--", "trainer.nnodes=many"], "trainer.nnodes=many: expected a whole number"),
+        (["verl", "--", "trainer.nnodes=inf"], "trainer.nnodes=inf: expected a whole number"),
+        (["verl", "--", "trainer.nnodes=1.5"], "trainer.nnodes=1.5: expected a whole number"),
         (["verl", "--", "trainer.nnodes=0"], "trainer.nnodes=0, "),
         (["openrlhf", "x"], "argument TRAINER: invalid choice: 'openrlhf'"),
         (["trl", "--", "a=1"], "migrate: `-- key=value …` is for verl"),

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ramet.errors import ConfigError
-from ramet.migrate.launch import NO_KEY, NOT_RUN, of_script
+from ramet.migrate.launch import NOT_RUN, of_script
 from ramet.migrate.shell import read_script
 from ramet.migrate.shell_values import UNKNOWN
 from ramet.migrate.translation import Settings
 
+FUNCTION = "is a function of Hydra, as is a variable of the environment"
 RUN = Path("/run.sh")
 SAME_AS_BASH = r"""
 A=1; B=two
@@ -145,6 +146,13 @@ def test_a_branch_that_does_not_run_is_no_launch_and_one_that_may_says_so() -> N
         ("nvidia-smi || N=1\nshow $N", ["1"]),
         ("nvidia-smi && export N=8 || export N=1\nshow $N", ["8"]),
         ("F=\nfor f in a b; do F=$F,$f; done\nshow $F $f", [UNKNOWN, UNKNOWN]),
+        (
+            "f() { case $1 in a*) echo 2e-6 ;; *) echo 1e-6 ;; esac; }\nshow $(f ab) $(f b)",
+            ["2e-6", "1e-6"],
+        ),
+        ("f() { nproc; echo 1; }\nshow $(f)", [UNKNOWN]),
+        ("D=6,7\nshow $(echo $D | tr ',' '\\n' | wc -l)", ["2"]),
+        ("N=5\nshow $((N % 4 == 0 ? N : N / 4 * 4)) $((N > 4 ? 1 : 0)) $((N != 5))", ["4", "1", "0"]),
         ("for f in a; do F=$F,$f; done\nshow $F $f", [",a", "a"]),
     ],
 )
@@ -250,13 +258,16 @@ def test_a_value_that_needs_a_command_is_reported(tmp_path: Path) -> None:
 def test_references_of_hydra_are_followed_but_no_variable_of_the_environment(tmp_path: Path) -> None:
     launch = launched(
         "python -m verl.trainer.main_ppo a.size=64 'a.same=${a.size}' 'a.list=[${a.size},2]' \\\n"
-        "  'a.no=${no.where}' 'a.secret=${oc.env:HOME}' 'a.behind=${a.secret}'\n",
+        "  'a.no=${no.where}' 'a.secret=${oc.env:HOME}'\\\n"
+        "  a.env=env 'a.same_secret=${oc.${a.env}:HOME}' 'a.spaced=${ oc.env:HOME}' 'a.behind=${a.secret}'\n",
         tmp_path,
     )
-    assert launch.values == {"a.size": 64, "a.same": 64, "a.list": [64, 2]}
+    assert launch.values == {"a.size": 64, "a.same": 64, "a.list": [64, 2], "a.env": "env"}
     assert launch.unread == {
         "a.no": "${no.where} refers to what the launch does not set",
-        "a.secret": "${oc.env:HOME} is a variable of the environment",
+        "a.secret": f"${{oc.env:HOME}} {FUNCTION}",
+        "a.same_secret": f"${{oc.${{a.env}}:HOME}} {FUNCTION}",
+        "a.spaced": f"${{ oc.env:HOME}} {FUNCTION}",
         "a.behind": "${a.secret} refers to what the launch does not set",
     }
 
@@ -294,11 +305,9 @@ def test_values_keep_their_form(tmp_path: Path) -> None:
     assert launch.values == {
         "optim.lr": 1e-6, "trainer.logger": ["console", "wandb"], "a.b": None, "a.c": True, "a.text": "x y",
         "a.path": "<your_path>", "data.apply_chat_template_kwargs": {"enable_thinking": False}, "a.section.one": 1,
-        "a.section.two.three": 3, "a.list": [],
+        "a.section.two.three": 3, "a.list": [], "model_engine": "dp",
     }  # fmt: skip
-    assert launch.unread == {
-        "a.key": "${oc.env:SECRET} is a variable of the environment", "model_engine=dp": NO_KEY
-    }  # fmt: skip
+    assert launch.unread == {"a.key": f"${{oc.env:SECRET}} {FUNCTION}"}
     assert launch.remarks[-1].startswith("~trainer.nnodes: ")
 
 
@@ -306,6 +315,9 @@ def test_numbers_of_a_config_file_beside_the_script_are_numbers(tmp_path: Path) 
     (tmp_path / "my.yaml").write_text("defaults: [ppo_trainer]\noptim:\n  lr: 1e-6\n  _target_: x\n  name: ???\n")
     launch = launched("python -m verl.trainer.main_ppo --config-name my a.b=1 'a.c=${a.b}'\n", tmp_path)
     assert launch.values == {"optim.lr": 1e-6, "a.b": 1, "a.c": 1}
+    (tmp_path / "my.yaml").write_text("longest: 512\na: {b: '${longest}'}\n")
+    launch = launched("python -m verl.trainer.main_ppo --config-name my longest=2048 c.d=1\n", tmp_path)
+    assert launch.values == {"longest": 2048, "a.b": 2048, "c.d": 1}
     (tmp_path / "my.yaml").write_text("defaults: [mine, _self_]\nn: 1\n")
     launch = launched("python -m verl.trainer.main_ppo --config-name my a.b=1\n", tmp_path)
     assert launch.remarks[-1] == "my.yaml builds on mine, which were not read"

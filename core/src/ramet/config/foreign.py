@@ -7,6 +7,7 @@ in `keys_of_others`, one a trainer, with the columns of `KeyRow`.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from ramet.errors import ConfigError
 
 TRAINERS = {"verl": "verl", "llamafactory": "LLaMA-Factory", "trl": "TRL"}
 FOLDER = Path(__file__).with_name("keys_of_others")
-ENVIRONMENT = "${oc.env:"
+REFERENCE = re.compile(r"\$\{[\w.\[\]/-]+\}")  # to another key, and no function
 UNSET: Any = object()  # no value without the key, or the same as ours
 
 
@@ -72,13 +73,14 @@ def read_keys(path: Path) -> Mapping[str, Any]:
 def follow_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values by dotted key, with what each `${…}` refers to, and why others are not known.
 
-    A variable of the environment is not followed: it may be a secret, and is not the launch's own.
+    A variable of the environment is not followed: it may be a secret, and is not the launch's own. Nor is any other
+    function, whose name may be a reference too.
     """
     tree, unknown = OmegaConf.create({}), dict[str, str]()
     for key, value in values.items():
         try:
-            if ENVIRONMENT in str(value):
-                unknown[key] = f"{value} is a variable of the environment"
+            if "${" in REFERENCE.sub("", str(value)):
+                unknown[key] = f"{value} is a function of Hydra, as is a variable of the environment"
             else:
                 OmegaConf.update(tree, key, value, force_add=True)
         except (OmegaConfBaseException, TypeError, AttributeError):

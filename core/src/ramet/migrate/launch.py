@@ -18,6 +18,7 @@ from ramet.migrate.translation import Settings
 OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w/-]*(\.[\w/-]+)+=.*|~[\w./-]+(=.*)?", re.DOTALL)
 TRAINER = re.compile(r"\bmain_(ppo|dapo)\b|\bverl\.trainer\b")
 SFT = re.compile(r"\b(fsdp_)?sft_trainer\b")
+OWN_KEY = re.compile(r"\+{0,2}[A-Za-z_]\w*=.*", re.DOTALL)  # at the top of a config file
 CONFIG_OPTIONS = {"--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
                   "--config-name": "name", "-cn": "name"}  # fmt: skip
 WHOLE = ("data.apply_chat_template_kwargs",)  # sections that are one value
@@ -105,7 +106,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]
         name, equals, value = word.partition("=")
         if name in CONFIG_OPTIONS:
             options[CONFIG_OPTIONS[name]] = value if equals else next(rest, (0, ""))[1]
-        elif OVERRIDE.fullmatch(word):
+        elif OVERRIDE.fullmatch(word) or (at > trainer and OWN_KEY.fullmatch(word)):
             overrides.append(word)
         elif at > trainer and equals:
             others.append(word.replace(UNKNOWN, "…"))

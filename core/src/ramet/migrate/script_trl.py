@@ -21,6 +21,7 @@ POSITIONS = {
     "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
 }
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
+ALTERING = ("update", "append", "extend", "insert", "pop", "remove", "setdefault", "clear")
 NAMES = ("reward_funcs", "tools")  # their functions are kept by name
 DATA = ("train_dataset", "eval_dataset")
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -73,15 +74,20 @@ class _TrlReader:
     def __init__(self, tree: ast.Module, script: TrlScript) -> None:
         self.script = script
         self.assigned: dict[str, list[ast.expr]] = {}
-        self.changed: dict[str, dict[str, ast.expr]] = {}  # attributes that are set afterwards, by the object's name
+        self.changed: dict[str, dict[str, ast.expr | None]] = {}  # afterwards, by the object's name; None: unclear
         self.options = dict(_options(tree))
         stored = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
         self.n_stored = Counter(stored)  # by loops, `+=` and unpacking too
+        self.n_stored.update(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg))
+        self.n_stored.update(_altered(tree))
+        conditional = {id(node) for branch in ast.walk(tree) if _is_branch(branch) for node in ast.walk(branch)}
         for target, value in _assignments(tree):
             if isinstance(target, ast.Name):
                 self.assigned.setdefault(target.id, []).append(value)
             elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                self.changed.setdefault(target.value.id, {})[target.attr] = value
+                attributes = self.changed.setdefault(target.value.id, {})
+                is_known = target.attr not in attributes and id(target) not in conditional
+                attributes[target.attr] = value if is_known else None
 
     def read(self, call: ast.Call) -> None:
         """Add what this call was given, and what its result was given afterwards."""
@@ -97,8 +103,13 @@ class _TrlReader:
                 self.script.remark(f"`**{ast.unparse(keyword.value)}` is not read")
         given.pop("args", None)
         for name in (name for name, values in self.assigned.items() if call in values):
-            given |= self.changed.get(name, {})
+            for attribute, value in self.changed.get(name, {}).items():
+                given[attribute] = ast.Name(attribute) if value is None else value
+                if value is None:
+                    self.script.unread[attribute] = f"`{name}.{attribute}` is set under a condition, or several times"
         for key, node in given.items():
+            if key in self.script.unread:
+                continue
             try:
                 self.script.values[key] = self._argument(key, node)
             except (ValueError, RecursionError):
@@ -223,6 +234,23 @@ def _options(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 value = next((word.value for word in value.keywords if word.arg == "default"), value)
             if isinstance(target, ast.Name):
                 yield target.id, value
+
+
+def _altered(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of lists and dicts that are changed after they were made."""
+    for node in ast.walk(tree):
+        is_item = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        if is_item and isinstance(node.value, ast.Name):
+            yield node.value.id
+        elif isinstance(node, ast.Attribute) and node.attr in ALTERING and isinstance(node.value, ast.Name):
+            yield node.value.id
+
+
+def _is_branch(node: ast.AST) -> bool:
+    """Whether a statement runs under a condition, apart from that of being the program."""
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) != "__name__ == '__main__'"
+    return isinstance(node, ast.For | ast.While)
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -78,7 +78,6 @@ class _ShellReader(ShellValues):
         self.project = project_of(path)
         self.shadowed: dict[str, list[str] | None] = {}  # what the `local` variables of a function hide
         self.exported: set[str] = set()  # what a script that is started gets
-        self.functions: dict[str, list[Statement]] = {}
         self.called: set[str] = set()
         self.blocks: list[_Block] = []
         self.status: bool | None = True  # of the last command
@@ -284,6 +283,17 @@ class _ShellReader(ShellValues):
             case ["bash" | "sh", file, *arguments]:
                 return self._child(lambda: self._file(file, arguments), exported)
         return False
+
+    def printed(self, name: str, arguments: Sequence[str]) -> str:
+        n_commands = len(self.commands)
+        self.called.add(name)
+        before = dict(self.variables)
+        is_read = self._nested(self.functions[name], arguments)
+        commands, self.variables = self.commands[n_commands:], before
+        del self.commands[n_commands:]
+        is_known = is_read and all(command.words[0] == "echo" and command.live is not None for command in commands)
+        lines = (" ".join(command.words[1:]) for command in commands if command.live)
+        return "\n".join(lines) if is_known else UNKNOWN
 
     def _child(self, read: Callable[[], bool], exported: set[str]) -> bool:
         """Read what another shell runs: it gets what is exported, and gives nothing back."""

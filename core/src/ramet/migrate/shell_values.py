@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from ramet.migrate.shell_text import NAME, Expansion, ShellText, unquoted
+from ramet.migrate.shell_text import NAME, Expansion, ShellText, Statement, unquoted
 
 UNKNOWN = "\uf8ff"  # stands in a word for what is known only when the script runs
 INDEX = re.compile(r"\[([^\]]*)\]")
@@ -17,6 +17,10 @@ FROM_HERE = ("HOME", "USER")
 USUAL = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # scripts add to them, and no launch reads them
 OF_SCRIPT = ("0", "BASH_SOURCE")
 BITS = 64  # of a number
+COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: int.__eq__, ast.NotEq: int.__ne__, ast.Lt: int.__lt__, ast.LtE: int.__le__, ast.Gt: int.__gt__,
+    ast.GtE: int.__ge__,
+}  # fmt: skip
 
 
 class ShellValues:
@@ -30,6 +34,11 @@ class ShellValues:
         self.variables: dict[str, list[str]] = {}  # arrays; a usual variable is a list of one
         self.arguments: list[str] = []
         self.unset: set[str] = set()
+        self.functions: dict[str, list[Statement]] = {}
+
+    def printed(self, name: str, arguments: Sequence[str]) -> str:
+        """What a function of the script prints, where that is known."""
+        raise NotImplementedError
 
     def expand_all(self, words: Iterable[str]) -> list[str]:
         return [expanded for word in words for expanded in self._expand(word)]
@@ -135,8 +144,10 @@ class ShellValues:
     def _arithmetic(self, text: str) -> str:
         plain = self.whole(self.text.prepare(text))
         try:
-            return str(self._number(ast.parse(plain.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            if (choice := re.fullmatch(r"([^?:]*)\?([^?:]*):([^?:]*)", plain)) is not None:
+                plain = choice[2] if self._number(_parsed(choice[1])) else choice[3]
+            return str(self._number(_parsed(plain)))
+        except (SyntaxError, ValueError, LookupError, ZeroDivisionError, RecursionError):
             return UNKNOWN
 
     def _number(self, node: ast.expr) -> int:
@@ -145,20 +156,28 @@ class ShellValues:
             return node.value
         if isinstance(node, ast.Name):
             values = self._variable(node.id)
-            return self._number(ast.parse(" ".join(values or []).strip(), mode="eval").body)
+            return self._number(_parsed(" ".join(values or [])))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             return -self._number(node.operand) if isinstance(node.op, ast.USub) else self._number(node.operand)
         if isinstance(node, ast.BinOp):
             result = _computed(self._number(node.left), node.op, self._number(node.right))
             if result.bit_length() < BITS:
                 return result
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            compare = COMPARISONS[type(node.ops[0])]
+            return int(compare(self._number(node.left), self._number(node.comparators[0])))
         raise ValueError(ast.dump(node))
 
     def _output(self, text: str) -> str:
         """What the few commands print whose output is known without running them: folders, and parts of paths."""
         statements = list(self.text.statements(text))
         words = self.expand_all(statements[0].words) if statements else []
-        if any(UNKNOWN in word for word in words) or len(statements) > 2:
+        if any(UNKNOWN in word for word in words):
+            return UNKNOWN
+        if len(statements) == 3 and words[:1] == ["echo"]:  # how many GPUs: `echo $X | tr ',' '\n' | wc -l`
+            is_count = [statement.words for statement in statements[1:]] == [("tr", ",", "\\n"), ("wc", "-l")]
+            return str(1 + " ".join(words[1:]).count(",")) if is_count else UNKNOWN
+        if len(statements) > 2:
             return UNKNOWN
         if len(statements) == 2:
             known = words[:1] == ["cd"] and len(words) == 2 and statements[1].words[0] == "pwd"
@@ -172,6 +191,8 @@ class ShellValues:
                 return PurePosixPath(path).name.removesuffix(end[0] if end else "")
             case ["realpath", path] | ["readlink", "-f", path]:
                 return os.path.normpath(os.path.join(self.folder, path))
+            case [name, *arguments] if name in self.functions:
+                return self.printed(name, arguments)
             case ["echo", "-n", *parts] | ["echo", *parts] if not "".join(parts[:1]).startswith("-"):
                 return " ".join(parts)
         return UNKNOWN
@@ -195,6 +216,10 @@ def _without(text: str, pattern: str, *, at_end: bool, longest: bool) -> str:
         if fnmatchcase(part, pattern):
             return rest
     return text
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text.strip(), mode="eval").body
 
 
 def _computed(left: int, operator: ast.operator, right: int) -> int:

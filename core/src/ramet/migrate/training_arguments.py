@@ -11,6 +11,8 @@ from ramet.errors import ConfigError
 from ramet.migrate.translation import Translation
 
 ADAMW = ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf")
+NO_WARMUP = "with lr_scheduler_type=constant there is no warm-up: that has constant_with_warmup"
+PACKING = ("packing", "neat_packing")
 STAGES = {0: "zero0", 1: "zero2", 2: "zero2", 3: "zero3"}  # zero2 shards what stage 1 does, and gradients
 
 
@@ -22,6 +24,9 @@ def sft_arguments(made: Translation, *, gpus: int | None, folder: Path, length: 
     made.values["cluster.policy_workers"] = workers
     if longest := made.number(length):
         made.values["sft.max_microbatch_tokens"] = n_rows * longest
+    if any(map(made.get, PACKING)):
+        why = "a row of theirs is then a pack of several rows: set sft.sequences_per_step to those of all packs"
+        made.open(next(filter(made.get, PACKING)), f"{why}, {made.values['sft.sequences_per_step']} packs")
     if gpus is None:
         made.open(rows, "times the GPUs of the launch, which no key says: give --gpus; 1 is written")
     _strategy(made, workers, folder)
@@ -100,12 +105,14 @@ def _steps(made: Translation) -> None:
         made.set("sft.epochs", made.fraction(epochs), epochs)
         made.same(most, why="passes count")
     first = made.fraction(warmup)
-    if not first:
+    if made.get("lr_scheduler_type") == "constant":
+        made.set("sft.trainer.warmup_ratio", 0.0, *filter(made.has, (ratio, warmup)), why=NO_WARMUP)
+    elif not first:
         made.set("sft.trainer.warmup_ratio", made.fraction(ratio), ratio)
         made.same(warmup, why="0: warmup_ratio is read")
-        return
-    made.ignored(ratio, why="warmup_steps is set")
-    if first >= 1 and steps <= 0:
+    elif first >= 1 and steps <= 0:
         made.open(warmup, f"{first:g} steps: set sft.trainer.warmup_ratio to its share of all steps")
+        made.ignored(ratio, why="warmup_steps is set")
     else:  # newer versions of transformers take a share here
+        made.ignored(ratio, why="warmup_steps is set")
         made.set("sft.trainer.warmup_ratio", first / steps if first >= 1 else first, warmup)

@@ -101,8 +101,11 @@ class Translation:
         """The whole number that a key has, `otherwise` where it has none. Raises `ConfigError`."""
         value = self.get(key)
         try:
-            return otherwise if value is None else int(value)
-        except (TypeError, ValueError) as error:
+            number = otherwise if value is None else int(value)
+            if isinstance(value, float) and number != value:
+                raise ValueError(value)
+            return number
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{self.full(key)}={shown(value)}: expected a whole number") from error
 
     def fraction(self, key: str) -> float:

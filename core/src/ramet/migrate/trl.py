@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ramet.migrate.script_trl import TrlScript
-from ramet.migrate.training_arguments import output, sft_arguments
+from ramet.migrate.training_arguments import NO_WARMUP, output, sft_arguments
 from ramet.migrate.translation import Translation, as_list
 
 AGGREGATIONS = {"grpo": "seq-mean-token-mean", "dapo": "token-mean", "bnpo": "token-mean",
@@ -143,6 +143,9 @@ def _warm_up(made: Translation, per_step: int, steps: int | None) -> None:
     warmup, ratio = "warmup_steps", "warmup_ratio"
     key = warmup if made.get(warmup) else ratio
     share = made.fraction(key)
+    if made.get("lr_scheduler_type") == "constant":
+        made.ignored(ratio, warmup, why=NO_WARMUP)
+        return
     if key == warmup:
         made.ignored(ratio, why="warmup_steps is set")
     if not share:

@@ -276,6 +276,8 @@ def _turns(made: Translation) -> None:
     _limits_of_results(made, [])
     if made.get(enable) or made.get(loop) == "tool_agent":
         made.choose("rollout_step", "hermes", enable, loop)
+        limits = ("rollout.max_tool_calls", 1_000_000), ("rollout.max_turns", 1_000_000)
+        made.values |= {ours: most for ours, most in limits if ours not in made.values}  # verl has no limit unless set
         why = f"name the tools that the model may call: tools=[NAME] in the recipe, beside {enable}"
         made.open("rollout.multi_turn.tool_config_path", why)
         if made.get(form) in ("hermes", "llama3_json", None):
@@ -482,6 +484,9 @@ def _schedule(made: Translation, tasks: int | None) -> None:
     steps, every = _steps(made, tasks), made.number("trainer.save_freq")
     why = "" if every > 0 else "only the last step is saved"
     made.set("train.save_every", every if every > 0 else steps or LAST_ONLY, "trainer.save_freq", why=why)
+    kept = "trainer.max_actor_ckpt_to_keep"
+    if made.get(kept) is None:
+        made.set("train.keep_checkpoints", 3, kept, why="train.keep_checkpoints=3, the newest; verl keeps all of them")
     warmup, ratio = "actor.optim.lr_warmup_steps", "actor.optim.lr_warmup_steps_ratio"
     share = made.fraction(ratio)
     if made.number(warmup, -1) >= 0:
