@@ -172,6 +172,8 @@ ALTERED = """
 from trl import GRPOConfig, GRPOTrainer
 settings = {"beta": 0.1}
 settings["beta"] = 0.2
+class MyConfig(GRPOConfig):
+    beta: float = 0.3
 rate = 1e-6
 def train(rate):
     config = GRPOConfig(learning_rate=rate, temperature=0.7, **settings)
@@ -190,6 +192,7 @@ def test_what_is_changed_afterwards_is_not_known(folder: Path) -> None:
     path.write_text(ALTERED)
     made = migrate("trl", path, gpus=1)
     assert sorted(made.unread) == ["epsilon", "learning_rate", "temperature"]
+    assert "`MyConfig` is a GRPOConfig of the script's own, whose fields are not read" in made.remarks
     assert "`**settings` is not read" in made.remarks and made.values["rollout.group_size"] == 4
 
 

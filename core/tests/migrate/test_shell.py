@@ -147,7 +147,7 @@ def test_a_branch_that_does_not_run_is_no_launch_and_one_that_may_says_so() -> N
         ("nvidia-smi && export N=8 || export N=1\nshow $N", ["8"]),
         ("F=\nfor f in a b; do F=$F,$f; done\nshow $F $f", [UNKNOWN, UNKNOWN]),
         (
-            "f() { case $1 in a*) echo 2e-6 ;; *) echo 1e-6 ;; esac; }\nshow $(f ab) $(f b)",
+            "f() { case $1 in a*|c*) echo 2e-6 ;; *) echo 1e-6 ;; esac; }\nshow $(f ab) $(f b)",
             ["2e-6", "1e-6"],
         ),
         ("f() { nproc; echo 1; }\nshow $(f)", [UNKNOWN]),

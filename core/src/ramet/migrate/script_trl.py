@@ -56,6 +56,9 @@ def read_trl(path: Path) -> TrlScript:
     script = TrlScript(job=job, functions=frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)))
     if len(jobs) > 1:
         script.remark("SFT and GRPO are in the script, and GRPO was read")
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for base in {_name(base) for base in node.bases} & CALLS.keys():
+            script.remark(f"`{node.name}` is a {base} of the script's own, whose fields are not read")
     reader = _TrlReader(tree, script)
     for name in (name for name, of_job in CALLS.items() if of_job == job):
         of_name = [call for call in calls if _name(call.func) == name]

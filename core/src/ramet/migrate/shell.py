@@ -289,10 +289,11 @@ class _ShellReader(ShellValues):
         self.called.add(name)
         before = dict(self.variables)
         is_read = self._nested(self.functions[name], arguments)
-        commands, self.variables = self.commands[n_commands:], before
+        commands = [command for command in self.commands[n_commands:] if command.live is not False]
+        self.variables = before
         del self.commands[n_commands:]
-        is_known = is_read and all(command.words[0] == "echo" and command.live is not None for command in commands)
-        lines = (" ".join(command.words[1:]) for command in commands if command.live)
+        is_known = is_read and all(command.words[0] == "echo" and command.live for command in commands)
+        lines = (" ".join(command.words[1:]) for command in commands)
         return "\n".join(lines) if is_known else UNKNOWN
 
     def _child(self, read: Callable[[], bool], exported: set[str]) -> bool:
