@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ramet.config.compose import compose
 from ramet.config.trust import trusting
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.pipeline.check import check_pipeline
 from ramet.pipeline.export import ExportRecord, is_exported
 from ramet.pipeline.stages import Pipeline, pipelines, read_pipeline
+from ramet.runs.manifest import make_manifest, write_manifest
 
 TWO = """# SFT, then RL.
 stages:
@@ -78,6 +81,7 @@ def test_pipelines_are_found_by_name_and_by_path(workdir: Path) -> None:
         ("{1: 2, a: 3}", [], "must have one key"),
         ("stages: {a: {job: trian}}", [], "stage a: job: 'trian'; allowed: sft, train, eval, export"),
         ("stages: {a.b: {job: sft}}", [], "stage a.b: a name has letters"),
+        ("stages: {LOCK: {job: sft}}", [], "stage LOCK: a name has letters"),
         ("stages: {a: {job: export, run: runs/x}}", [], "has exports alone"),
         ("stages: {a: &b {job: sft}, c: *b}", [], "holds YAML aliases"),
         ("stages: {a: {job: sft, run.name: x}}", [], "stage a: run.name: the pipeline decides"),
@@ -140,7 +144,8 @@ def test_a_key_without_a_stage_does_not_take_the_place_of_what_another_stage_han
     pipeline = read(TWO, "model.path=models/mine")
     sft, rl = (stage.overrides(pipeline.handed_on) for stage in pipeline.stages)
     assert "model.path=models/mine" in sft and "model.path=models/mine" not in rl
-    assert "model.path=models/mine" in read(TWO, "rl:model.path=models/mine").stages[1].overrides({})
+    rl = read(TWO, "rl:model.path=models/mine").stages[1]
+    assert "model.path=models/mine" in rl.overrides({}) and not rl.sources  # it need not wait for `sft` any more
 
 
 def test_no_folder_and_no_export_of_the_user_is_taken(workdir: Path) -> None:
@@ -152,11 +157,33 @@ def test_no_folder_and_no_export_of_the_user_is_taken(workdir: Path) -> None:
         check_pipeline(pipeline)
     assert mine.read_text() == "a lock of mine"
 
+    mine.rename(pipeline.folder / "report.html")
+    with pytest.raises(ConfigError, match=r"holds what no pipeline has written \(report\.html\)"):
+        check_pipeline(pipeline)
+    (pipeline.folder / "sft").mkdir()  # the report is of the pipeline's, whose lock was deleted
+    with pytest.raises(ConfigErrors, match=r"stage rl: data\.train"):
+        check_pipeline(pipeline)
+
     stage = pipeline.stages[-1]
     assert not is_exported(stage, {"run": "runs/mine/rl"})
     stage.folder.mkdir()
     (stage.folder / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="no pipeline made it"):
         is_exported(stage, {"run": "runs/mine/rl"})
-    ExportRecord(run="x", dtype=None).write(stage.folder)
+    ExportRecord(run="x", model=None, dtype=None).write(stage.folder)
     assert not is_exported(stage, {"run": "runs/mine/rl"})  # begun, and not finished
+
+
+def test_an_export_of_a_run_that_was_trained_further_is_not_taken_for_its_model(workdir: Path) -> None:
+    stage = read(TWO + EXPORTED).stages[-1]
+    run, options = stage.folder.with_name("rl"), {"run": "runs/mine/rl"}
+    for folder in (run / "model", stage.model):
+        folder.mkdir(parents=True)
+    (run / "model/model.safetensors").write_text("after 3 steps")
+    resolved = compose(["model.path=m", "data.train=[t]"], job="train")
+    write_manifest(run / "manifest.json", make_manifest(resolved))
+    replace(ExportRecord.of(options), finished=True).write(stage.folder)
+    assert is_exported(stage, options)
+    (run / "model/model.safetensors").write_text("after 9 steps")
+    with pytest.raises(ConfigError, match=r"is finished, and runs/mine/out/model is .* with the model"):
+        is_exported(stage, options)

@@ -126,10 +126,14 @@ def shipped_recipes() -> Path | None:
 
 @contextmanager
 def running(config_dir: Path | None) -> Iterator[None]:
-    """Start Hydra for `compose_tree`, `layers_of` and `names_of`. `config_dir` holds more presets and experiments."""
+    """Start Hydra for `files_of` and, after `register`, for `compose_tree`, `layers_of` and `names_of`.
+
+    `config_dir` holds more presets and experiments.
+    """
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir: no directory {str(config_dir)!r} (working directory: {Path.cwd()})")
     token = _config_dir.set(config_dir)
+    HydraPlugins.instance().register(RametSearchPath)
     try:
         with initialize_config_module("ramet.conf", version_base="1.3", job_name="ramet"):
             yield

@@ -14,13 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ramet.config.catalog import suggest
-from ramet.config.hydra_adapter import ConfigFile, files_of, register, running, unread_files
+from ramet.config.hydra_adapter import ConfigFile, files_of, running, unread_files
 from ramet.config.needs import missing, needs_of
 from ramet.errors import ConfigError
 
 GROUP = "experiment"
 LABELS = ("Needs", "Hardware", "Reproduces")  # of comments that say so: `# Hardware: 8x80GiB`
 OVERRIDE = "override /"
+Written = tuple[dict[str, Any], DictConfig]  # group -> what is chosen; sections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,8 @@ class Recipe:
 
 def recipes(config_dir: Path | None = None) -> list[Recipe]:
     """All of them, by name, those that cannot be read among them."""
-    found = _found(config_dir)
-    return [_recipe(name, found) for name in sorted(found)]
+    found, read = _found(config_dir), dict[str, Written]()
+    return [_recipe(name, found, read) for name in sorted(found)]
 
 
 def recipe(name: str, config_dir: Path | None = None) -> Recipe:
@@ -83,7 +84,7 @@ def recipe(name: str, config_dir: Path | None = None) -> Recipe:
     found = _found(config_dir)
     if name not in found:
         raise ConfigError(f"no recipe {name!r}.{suggest(name, found)} Recipes: {', '.join(sorted(found)) or 'none'}")
-    parsed = _recipe(name, found)
+    parsed = _recipe(name, found, {})
     if parsed.unreadable:
         raise ConfigError(f"{parsed.path}: cannot be read: {parsed.unreadable}")
     return parsed
@@ -91,19 +92,17 @@ def recipe(name: str, config_dir: Path | None = None) -> Recipe:
 
 def unread_recipes(config_dir: Path | None = None) -> list[str]:
     """Files of the user's that no recipe is read from, and why (`hydra_adapter.unread_files`)."""
-    register()
     with running(config_dir):
         return unread_files()
 
 
 def _found(config_dir: Path | None) -> dict[str, list[ConfigFile]]:
     """Name -> its files in the order in which they are looked for."""
-    register()
     with running(config_dir):
         return files_of(GROUP)
 
 
-def _recipe(name: str, found: Mapping[str, list[ConfigFile]]) -> Recipe:
+def _recipe(name: str, found: Mapping[str, list[ConfigFile]], read: dict[str, Written]) -> Recipe:
     first, *others = found[name]
     text = unreadable = ""
     try:
@@ -116,7 +115,7 @@ def _recipe(name: str, found: Mapping[str, list[ConfigFile]]) -> Recipe:
     choices: dict[str, Any] = {}
     settings: Any = {}
     with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):  # composing it says what is wrong
-        choices, sections = _written(name, found)
+        choices, sections = _written(name, found, read)
         settings = OmegaConf.to_container(sections)
     return Recipe(
         name=name,
@@ -140,12 +139,14 @@ def _comment(label: str, text: str) -> str:
 
 
 def _written(
-    name: str, found: Mapping[str, list[ConfigFile]], inside: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], DictConfig]:
-    """Return choices and sections of a recipe over those of the recipes that it begins with.
+    name: str, found: Mapping[str, list[ConfigFile]], read: dict[str, Written], inside: tuple[str, ...] = ()
+) -> Written:
+    """Return choices and sections of a recipe over those of the recipes that it begins with. `read`: those before it.
 
     Raises as readers of YAML do, and `ValueError` for what is not a mapping.
     """
+    if name in read:
+        return read[name]
     own = OmegaConf.create(found[name][0].path.read_text(encoding="utf-8"))
     if not isinstance(own, DictConfig):
         raise ValueError(f"{name}: not a mapping")
@@ -157,9 +158,10 @@ def _written(
             pairs = [(str(key), value) for key, value in entry.items()]
             choices |= {key.removeprefix(OVERRIDE): value for key, value in pairs if key.startswith(OVERRIDE)}
         elif isinstance(entry, str) and entry in found and entry not in (*inside, name):
-            chosen, base = _written(entry, found, (*inside, name))
+            chosen, base = _written(entry, found, read, (*inside, name))
             choices |= chosen
             bases.append(base)
     merged = OmegaConf.merge(*bases, own)
     assert isinstance(merged, DictConfig)
-    return choices, merged
+    read[name] = choices, merged
+    return read[name]

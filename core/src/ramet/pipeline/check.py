@@ -21,7 +21,7 @@ from ramet.config.schema import ModelConfig
 from ramet.config.trust import code_options, untrusted_file
 from ramet.errors import ConfigError, MissingHere, collected, raise_all
 from ramet.pipeline.export import RECORD, is_exported
-from ramet.pipeline.stages import EXPORT, Pipeline, Stage
+from ramet.pipeline.stages import EXPORT, REPORT, Pipeline, Stage
 from ramet.planning.run_plan import plan_run
 from ramet.runs.hub_inputs import fetched, recorded_folder
 from ramet.runs.manifest import Manifest, make_manifest, model_files, model_sha256, read_run
@@ -72,8 +72,9 @@ def _check_folder(pipeline: Pipeline) -> None:
     if (folder / MANIFEST).exists():
         raise ConfigError(f"run.name: {folder} is the directory of one run; choose another run.name")
     if folder.is_dir() and not is_lock(folder / LOCK):
-        stages = {stage.name for stage in pipeline.stages}
-        if foreign := sorted({path.name for path in folder.iterdir()} - stages):
+        there, stages = {path.name for path in folder.iterdir()}, {stage.name for stage in pipeline.stages}
+        written = stages | {REPORT} if there & stages else stages  # a lock may have been deleted, as its message says
+        if foreign := sorted(there - written):
             raise ConfigError(f"run.name: {folder} holds what no pipeline has written ({foreign[0]}); choose another")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.pipeline.stages import TRUST_CODE, Stage
-from ramet.runs.manifest import read_manifest
+from ramet.runs.manifest import model_fingerprint, read_manifest
 from ramet.runs.own_files import MANIFEST
 
 RECORD = "export.json"
@@ -24,13 +24,15 @@ class ExportRecord:
     """The content of `export.json`, written before the model and again after it."""
 
     run: str  # id of the run that was exported
+    model: str | None  # fingerprint of the model that the run had left; None: it had not finished
     dtype: str | None  # None: the run's
     finished: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ExportRecord:
-        manifest = read_manifest(Path(str(options["run"])) / MANIFEST)
-        return cls(run=manifest.id, dtype=options.get("dtype"))
+        run = Path(str(options["run"]))
+        model = model_fingerprint(run / "model") if (run / "model").is_dir() else None
+        return cls(run=read_manifest(run / MANIFEST).id, model=model, dtype=options.get("dtype"))
 
     @classmethod
     def read(cls, folder: Path) -> ExportRecord | None:
@@ -42,6 +44,11 @@ class ExportRecord:
             return None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{file}: not the record of an export: {error}") from error
+
+    @property
+    def described(self) -> str:
+        model = "" if self.model is None else f" with the model {self.model[:12]}"
+        return f"{self.dtype or 'the dtype'} of run {self.run}{model}"
 
     def write(self, folder: Path) -> None:
         write_file(folder / RECORD, json.dumps(asdict(self), indent=2) + "\n")
@@ -58,7 +65,7 @@ def is_exported(stage: Stage, options: Mapping[str, Any]) -> bool:
         return False
     new = replace(ExportRecord.of(options), finished=True)
     if new != record:
-        was, now = (f"{one.dtype or 'the dtype'} of run {one.run}" for one in (record, new))
+        was, now = (exported.described for exported in (record, new))
         raise ConfigError(
             f"is finished, and {stage.model} is {was}, is to be {now}: undo it, delete {stage.folder}, or choose "
             "another run.name"

@@ -14,8 +14,8 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 
 from ramet.config.sections import TRUST
@@ -26,7 +26,7 @@ from ramet.pipeline.export import RunsRamet, export
 from ramet.pipeline.stages import EXPORT, Pipeline, Stage
 from ramet.processes import end_with_owner, ownership
 from ramet.runs.lock import RunLock
-from ramet.runs.own_files import LOCK
+from ramet.runs.own_files import LOCK, is_lock
 from ramet.runs.stopped import INTERNAL, USER, StopListener, Stopped, plugin_variables
 from ramet.tracking.heartbeat import doing, heartbeat
 
@@ -40,11 +40,7 @@ def run_pipeline(pipeline: Pipeline, ramet: RunsRamet, arguments: Sequence[str])
     after a stage that failed, and `Stopped`.
     """
     signals = StopListener()
-    with signals.listening():
-        finished = _checked(pipeline).finished
-        pipeline.folder.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(pipeline.folder / LOCK)
-        lock.acquire()
+    with signals.listening(), _locked(pipeline) as finished:
         try:
             for number, stage in enumerate(pipeline.stages, start=1):
                 of_all = f"stage {stage.name} ({number} of {len(pipeline.stages)})"
@@ -58,8 +54,26 @@ def run_pipeline(pipeline: Pipeline, ramet: RunsRamet, arguments: Sequence[str])
             command = shlex.join(["ramet", "pipeline", *trusted, *arguments])
             logger.warning("continue with: %s", " ".join([*plugin_variables(), command]))
             raise
-        finally:
-            lock.release()
+
+
+@contextmanager
+def _locked(pipeline: Pipeline) -> Iterator[frozenset[str]]:
+    """Check the pipeline, hold its lock in the block, and yield the names of the stages that are finished.
+
+    A pipeline that has begun is locked before the checks: another process might finish a stage during them.
+    """
+    lock = RunLock(pipeline.folder / LOCK)
+    has_begun = is_lock(lock.path)
+    try:
+        if has_begun:
+            lock.acquire()
+        finished = _checked(pipeline).finished
+        if not has_begun:
+            pipeline.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        yield finished
+    finally:
+        lock.release()
 
 
 def run_stage(pipeline: Pipeline, stage: Stage, ramet: RunsRamet, signals: StopListener) -> None:
@@ -114,6 +128,7 @@ def _checked(pipeline: Pipeline) -> CheckedPipeline:
         raise InfraError(f"the checks ended with exit code {_ended(child)}; what they printed is above") from error
     except KeyboardInterrupt:
         os.kill(child, signal.SIGKILL)  # nothing is written yet
+        _ended(child)  # it holds the lock too
         raise
     finally:
         reader.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ramet.evaluate.files import read_summary
 from ramet.evaluate.tables import TextTable, sweep_cells
-from ramet.pipeline.stages import Pipeline
+from ramet.pipeline.stages import REPORT, Pipeline
 from ramet.report.data import ReportPhases
 from ramet.report.html import write_report
 
@@ -27,7 +27,7 @@ def write_pipeline_report(pipeline: Pipeline) -> Path:
         for metric in result["metrics"]
     }
     phases = ReportPhases(name=pipeline.folder.name, sft=last.get("sft"), evaluation=last.get("eval"), summary=scores)
-    return write_report(main, pipeline.folder / "report.html", phases)
+    return write_report(main, pipeline.folder / REPORT, phases)
 
 
 def score_tables(pipeline: Pipeline) -> list[TextTable]:

@@ -29,7 +29,6 @@ from ramet.config.hydra_adapter import (
     files_of,
     override,
     parse,
-    register,
     running,
     shipped_recipes,
 )
@@ -38,9 +37,11 @@ from ramet.config.schema import Dtype, RunConfig
 from ramet.errors import ConfigError, raise_all
 from ramet.io.os_errors import os_error_text
 from ramet.runs.manifest import BROKEN_CONFIG, read_values
+from ramet.runs.own_files import LOCK
 
 GROUP = "pipeline"  # folder of the search path
 EXPORT = "export"
+REPORT = "report.html"  # in the folder of the pipeline
 HANDS_ON = {"sft": ("run", "model"), "train": ("run", "model"), "eval": ("run",), EXPORT: ("model",)}  # by job
 TRUST_CODE = "trust_remote_code"
 EXPORT_KEYS = ("run", "dtype", TRUST_CODE)
@@ -73,8 +74,10 @@ class Stage:
 
     @property
     def references(self) -> list[str]:
-        """Each `${stages.…}` in its keys, once."""
-        return list(dict.fromkeys(REFERENCE.findall(f"{self.written} {self.typed}")))
+        """Each `${stages.…}` in its keys, once. Typed keys take the place of those of the file."""
+        typed = self.typed_keys
+        written = [value for key, value in self.written.items() if key not in typed]
+        return list(dict.fromkeys(REFERENCE.findall(f"{written} {self.typed}")))
 
     @property
     def sources(self) -> frozenset[str]:
@@ -130,7 +133,6 @@ class Pipeline:
 
 def pipelines(config_dir: Path | None = None) -> dict[str, list[ConfigFile]]:
     """Name -> the files `pipeline/NAME.yaml` that are found, the one that counts first."""
-    register()
     with running(config_dir):
         return files_of(GROUP)
 
@@ -203,8 +205,8 @@ def _stage(file: Path, folder: Path, name: str, keys: Mapping[str, Any], problem
     job = str(keys.get("job"))
     wrong = [f"{key}: is there more than once" for key, n in Counter(key for key, _ in dotted).items() if n > 1]
     wrong += [f"{key!r}: must be a key as on the command line" for key, _ in dotted if not KEY.fullmatch(key)]
-    if not STAGE_NAME.fullmatch(name):
-        wrong.append("a name has letters, digits, '_' and '-', a letter or digit first")
+    if not STAGE_NAME.fullmatch(name) or name == LOCK:
+        wrong.append(f"a name has letters, digits, '_' and '-', a letter or digit first, and is not {LOCK}")
     if job not in HANDS_ON:
         wrong.append(f"job: {job!r}; allowed: {', '.join(HANDS_ON)}")
     problems += [f"{file}: stage {name}: {text}" for text in wrong]
