@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ import pytest
 import ramet
 from ramet.cli.recipes import memory_plan
 from ramet.config.checks import check
-from ramet.config.compose import compose, layers
+from ramet.config.compose import compose
 from ramet.config.hydra_adapter import shipped_recipes
 from ramet.config.recipes import Recipe, recipes
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
+from ramet.config.sections import COMPONENTS
+from ramet.errors import ConfigErrors
 from ramet.planning.model_shape import read_shape
 from ramet.plugins import load_plugins
-from ramet.plugins.sources import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = {entry.name: entry for entry in recipes()}
@@ -70,17 +70,16 @@ def extras(config: Config) -> list[str]:
     return sorted(extra for extra, is_needed in chosen.items() if is_needed)
 
 
-def distributions(name: str, config: Config) -> set[str]:
+def distributions(name: str) -> set[str]:
     """Of everything that the recipe chooses, beside the core."""
-    owner = {info.name: info.distribution for info in load_plugins().infos}
-    owner |= {point.name: point.dist.name for point in entry_points(group=PRESETS) if point.dist is not None}
-    made = layers([f"experiment={name}", "model.path=m"], job=LISTED[name].job).layers
+    kinds = {group.name: group.kind for group in COMPONENTS if group.kind is not None}
+    chosen = {("benchmarks", benchmark) for benchmark in LISTED[name].choices.get("benchmarks", [])}
+    for key, settings in resolved_of(name).components.items():
+        group, _, entry = key.partition(".")
+        chosen.add((group, (settings.use or entry) if entry else settings.name))
     registries = load_plugins().registries
-    chosen = {owner[one.provider] for one in made if one.provider in owner}
-    for kind, entries in (("tools", config.tools), ("rewards", config.rewards), ("benchmarks", config.benchmarks)):
-        for entry, settings in entries.items():
-            chosen.add(getattr(registries, kind).get(settings.use or entry).distribution)
-    return chosen - {"ramet"}
+    made = (getattr(registries, kinds[group]).get(each) for group, each in chosen if group in kinds)
+    return {component.distribution for component in made} - {"ramet"}
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -89,7 +88,7 @@ def test_what_a_recipe_needs_is_what_it_chooses(name: str, tmp_path: Path, monke
     core, *others = LISTED[name].needs
     config = config_of(name)
     assert core == f"ramet[{','.join(['train', *extras(config)])}]"
-    assert {need.partition("[")[0] for need in others} == distributions(name, config)  # they may name extras
+    assert {need.partition("[")[0] for need in others} == distributions(name)  # they may name extras
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -111,6 +110,15 @@ def test_what_is_listed_of_a_recipe_is_what_composes(
     data = {"train": config.data.train, "sft": config.sft.data, "eval": list(config.benchmarks)}[listed.job]
     assert list(listed.data) == data != []
     assert check(resolved_of(name), listed.job) == []
+
+
+@pytest.mark.parametrize(("name", "engine"), [("arpo_qwen2.5_7b_reasoning", "torch"), ("eval_aime", "openai")])
+def test_another_engine_than_that_of_a_recipe_has_its_own_options(name: str, engine: str) -> None:
+    composed = compose([f"experiment={name}", f"engine={engine}"], job=LISTED[name].job).config
+    assert composed.engine == compose([f"engine={engine}", "model.path=m"], job="eval").config.engine
+    assert replace(composed, engine=config_of(name).engine) == config_of(name)
+    with pytest.raises(ConfigErrors, match="gpu_memory_utilization"):
+        compose([f"experiment={name}", f"engine={engine}", "engine.params.gpu_memory_utilization=0.5"], job="eval")
 
 
 @pytest.fixture(scope="module")

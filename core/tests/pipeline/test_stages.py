@@ -184,6 +184,15 @@ def test_an_export_of_a_run_that_was_trained_further_is_not_taken_for_its_model(
     write_manifest(run / "manifest.json", make_manifest(resolved))
     replace(ExportRecord.of(options), finished=True).write(stage.folder)
     assert is_exported(stage, options)
+    with pytest.raises(ConfigError, match=r"is finished, and runs/mine/out/model is the dtype .* to be bfloat16"):
+        is_exported(stage, options | {"dtype": "bfloat16"})
     (run / "model/model.safetensors").write_text("after 9 steps")
     with pytest.raises(ConfigError, match=r"is finished, and runs/mine/out/model is .* with the model"):
         is_exported(stage, options)
+
+
+def test_mistakes_in_keys_are_reported_of_all_stages(workdir: Path) -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        check_pipeline(read(TWO, "sft:sft.lrr=1", "rl:train.steps=0", "rl:data.train=[t.jsonl]"))
+    assert [problem.partition(":")[0] for problem in raised.value.problems] == ["stage sft", "stage rl"]
+    assert not Path("runs").exists()

@@ -255,11 +255,27 @@ def _folders(source: ConfigSource) -> Sequence[Path]:
 
 
 def compose_tree(choices: Sequence[str], catalog: Catalog) -> DictConfig:
-    """The typed tree with these choices (`algorithm=arpo`). Raises `ConfigError`."""
+    """The typed tree with these choices (`algorithm=arpo`). Raises `ConfigError`.
+
+    A recipe's options are those of the component that it chooses. Where one of them is not an option of the component
+    that the user chose instead (`engine=torch`), none is taken.
+    """
     try:
         return hydra_compose("config", overrides=list(choices))
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(_explain(error, catalog, choices)) from error
+        if (instead := _chosen_instead(error, choices)) is None:
+            raise ConfigError(_explain(error, catalog, choices)) from error
+    group = instead.partition("=")[0]
+    tree = compose_tree([text for text in choices if text != instead], catalog)
+    chosen = compose_tree([instead], catalog)[group]
+    tree[group].name, tree[group].params = chosen.name, chosen.params
+    return tree
+
+
+def _chosen_instead(error: Exception, choices: Sequence[str]) -> str | None:
+    """Return the choice of a component without the option that, as the error says, a file sets."""
+    key = re.search(r"^Key '.*full_key: (\w+)\.params\.", str(error), re.DOTALL | re.MULTILINE)
+    return next((text for text in choices if key and text.partition("=")[0] == key[1]), None)
 
 
 def _explain(error: Exception, catalog: Catalog, choices: Sequence[str]) -> str:
