@@ -29,6 +29,7 @@ from ramet.config.hydra_adapter import (
     files_of,
     override,
     parse,
+    register,
     running,
     shipped_recipes,
 )
@@ -133,6 +134,7 @@ class Pipeline:
 
 def pipelines(config_dir: Path | None = None) -> dict[str, list[ConfigFile]]:
     """Name -> the files `pipeline/NAME.yaml` that are found, the one that counts first."""
+    register()
     with running(config_dir):
         return files_of(GROUP)
 
