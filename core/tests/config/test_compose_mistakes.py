@@ -112,7 +112,7 @@ def test_all_mistakes_are_reported_together(problems: Problems):
         "train.step=1", "foo=2", "sft.lr=1", "policy.lr=x", "branch_policy=arpoo", "oops", "tools=[search]"
     )
     starts = ["sft.lr", "cannot read 'oops'", "branch_policy:", "train.step", "foo", "policy.lr", "model.path: missing",
-              "tools.search.params.key: missing"]  # fmt: skip
+              "tools.search.params.key: missing", "data.train: missing", "rewards: none chosen"]  # fmt: skip
     assert len(found) == len(starts)
     assert all(any(problem.startswith(start) for problem in found) for start in starts)
 
@@ -123,7 +123,7 @@ def test_a_wrong_value_is_told_with_wrong_keys_and_missing_ones(problems: Proble
         "run.name=a b", job="eval",
     )  # fmt: skip
     starts = ["model.pth: ", "model.path: ", "tools.python.params.memory_mb ", "tools.python.timeout_s=0.0: ",
-              "evaluate.k=0: ", "run.name=a b: "]  # fmt: skip
+              "evaluate.k=0: ", "run.name=a b: ", "benchmarks: none chosen"]  # fmt: skip
     assert [problem[: len(start)] for problem, start in zip(found, starts, strict=True)] == starts
 
 

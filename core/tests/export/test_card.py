@@ -97,7 +97,7 @@ def test_texts_are_fenced_and_paths_addresses_and_secrets_are_left_out(tmp_path:
         "run.name=x", "model.path=base", "wandb.project=x",
         "+data.train=[a.jsonl]", "sft.data=a.jsonl", "x.file=/home/me/x", "x.y=~/a",
         "x.files=[a,/home/me]", "x.z='../up'", "engine.params.urls=[http://10.0.0.1:8000/v1]", "x.api_key=***",
-        "x.map={a:/home}",
+        "x.map={a:/home}", "tools.search.params.corpus=runs/x/corpus.sqlite",
     ]  # fmt: skip
     (run / "overrides.txt").write_text("\n".join([*kept, *left_out]))
     _, text = card_of(run, tmp_path / "base", tmp_path / "out")

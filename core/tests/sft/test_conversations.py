@@ -60,7 +60,7 @@ def test_a_row_level_system_prompt_counts_unless_it_is_empty(value: str | None, 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"other": "x"}, "no key 'conversations' or 'messages'; found other"),
+        ({"other": "x"}, "no key 'conversations' or 'messages'; found other; rows may also have 'instr"),
         ({"messages": [], "conversations": []}, "both 'conversations' and 'messages' are there"),
         ({"messages": "hi"}, "'messages' must be a list, got 'hi'"),
         ({"messages": []}, "'messages' is empty"),

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ from ramet.config.schema import (
 )
 from ramet.types.option import entry_problems, problem_of
 
+NEEDED = {  # of a job: what it cannot do without
+    "train": {
+        "data.train": "missing; name at least one file, as in data.train=[tasks.parquet]",
+        "rewards": "none chosen; training needs at least one, as in rewards=[NAME]",
+    },
+    "sft": {"sft.data": "missing; name at least one file, as in sft.data=[traces.jsonl]"},
+    "eval": {"benchmarks": "none chosen; name at least one, as in benchmarks=[NAME]"},
+}
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TAG_NAME = re.compile(r"[^<>/\s]+")
 RHO_IS_ONE = (
@@ -55,12 +63,20 @@ def check(resolved: Resolved, job: str) -> list[str]:
     if job == "train":
         problems += _training(config)
         problems += _validation(config.train, config.rollout.max_concurrent)
-    if job == "sft" and not config.sft.data:
-        problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
     if job == "sft":
         problems += [*_budget(config.sft), *_mask_tags(config.sft.mask_tags), *_held_out(config.sft)]
-    if job == "eval" and not config.benchmarks:
-        problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
+    return problems + check_chosen(config, job)
+
+
+def check_chosen(config: Config | DictConfig, job: str, given: Container[str] = ()) -> list[str]:
+    """Data and components without which there is no job, and which are not there, but for those that are `given`."""
+    problems = []
+    for key, problem in NEEDED.get(job, {}).items():
+        if key in given:
+            continue
+        section, _, option = key.partition(".")
+        value = _value(config, section)
+        problems += [] if (_value(value, option) if option else value) else [f"{key}: {problem}"]
     return problems
 
 
@@ -137,8 +153,6 @@ def _value(settings: Any, name: str) -> Any:
 def _training(config: Config) -> Iterator[str]:
     rollout, train = config.rollout, config.train
     yield from _choosing(config.data)
-    if not config.data.train:
-        yield "data.train: missing; name at least one file, as in data.train=[tasks.parquet]"
     if rollout.max_concurrent < rollout.group_size:
         yield (
             f"rollout.max_concurrent={rollout.max_concurrent}: must be at least rollout.group_size="
@@ -163,9 +177,7 @@ def _training(config: Config) -> Iterator[str]:
     if (train.eval_every > 0 or train.eval_first) and not config.data.valid:
         which = f"eval_every={train.eval_every}" if train.eval_every > 0 else "eval_first=true"
         yield f"train.{which}: needs data.valid, which is empty"
-    if not config.rewards:
-        yield "rewards: none chosen; training needs at least one, as in rewards=[NAME]"
-    elif all(reward.combine is Combine.MULTIPLY for reward in config.rewards.values()):
+    if config.rewards and all(reward.combine is Combine.MULTIPLY for reward in config.rewards.values()):
         yield (
             f"rewards: {', '.join(config.rewards)} multiply, and none adds what they could multiply; set combine=add "
             "for one of them"

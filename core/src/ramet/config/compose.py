@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.catalog import Catalog, recorded_offers
-from ramet.config.checks import check_values
-from ramet.config.convert import add_instances, to_config, type_options
+from ramet.config.checks import check_chosen, check_values
+from ramet.config.convert import UNSET, add_instances, to_config, type_options
 from ramet.config.hydra_adapter import (
     compose_tree,
     layers_of,
@@ -56,6 +56,8 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
         raise_all(request.problems)
     except ConfigErrors as error:  # with what jobs would find where nothing else is wrong
         all_problems = [*request.problems, *error.problems, *check_values(tree, job), *unknown_trackers(tree, job)]
+        if any(text.startswith(f"model.path{UNSET}") for text in error.problems):  # so other needs may be unknown, too
+            all_problems += check_chosen(tree, job, {*request.choices, *request.settings})
         raise ConfigErrors(dict.fromkeys(all_problems)) from error
     typed = {
         key for key, setting in request.settings.items() if not isinstance(setting.value, dict)
@@ -130,6 +132,8 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     unmade = tuple(f"{path}." for path in uses if bad and OmegaConf.select(tree, path) is None)
     rest = [s for s in usable_settings if not INSTANCE.fullmatch(s.key) and not s.key.startswith(unmade)]
     request.problems += apply_settings(tree, rest, request.job)
+    if "experiment" in wrong:  # what it would have set is not missing
+        raise ConfigErrors([*request.problems, *check_values(tree, request.job)])
     if request.job in WITHOUT_MODEL and OmegaConf.is_missing(tree.model, "path"):
         tree.model.path = ""  # a recipe may name one, and need not
     return tree

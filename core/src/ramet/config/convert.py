@@ -20,6 +20,8 @@ from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
 from ramet.plugins.plugin_code import raised_at
 from ramet.types.option import option_problems
 
+UNSET = ": missing; set it, as in "  # of a key that has no default
+
 
 def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> Config:
     """The dataclasses of these sections; the others hold the schema's defaults.
@@ -164,7 +166,7 @@ def _incomplete(config: DictConfig, sections: Sequence[str]) -> Iterator[str]:
     """Values that are missing, and interpolations that lead nowhere, such as to a variable that is not set."""
     for key, text in _raw(config, sections):
         if text == MISSING:
-            yield f"{key}: missing; set it, as in {key}=…"
+            yield f"{key}{UNSET}{key}=…"
         elif "${" in text:
             try:
                 OmegaConf.select(config, key, throw_on_missing=True)

@@ -295,6 +295,12 @@ def _explain(error: Exception, catalog: Catalog, choices: Sequence[str]) -> str:
         return text
     if key[1] in GONE:
         return GONE[key[1]].problem(key[1])
+    if of_component := re.match(r"(\w+)\.params\.", key[1]):
+        group = of_component[1]
+        text += (
+            f"; where a recipe that yours begins with sets it for another {group}, leave `override /{group}` out of "
+            f"your file, and type {group}=NAME: options of another one are left out then"
+        )
     if key[1] not in (all_keys := list(leaf_keys(schema))):
         return text + suggest(key[1], all_keys)
     expected = expected_type(schema, key[1])

@@ -27,7 +27,7 @@ from ramet.tracking.jsonl import read_metrics
 
 NAME = "README.md"
 OF_RUN = ("run.", "model.", "data.train", "data.valid", "sft.data", "sft.valid", "trackers", "wandb.", "cluster.")
-OF_MACHINE = re.compile(r"(^|[\s\[{(,:='\"])(/|~|\.\./)|://")  # in a value: a path or an address
+OF_MACHINE = re.compile(r"(^|[\s\[{(,:='\"])(/|~|\.\./)|://|/[^\s/]*\.\w")  # in a value: a path or an address
 # Beside the metrics of validations.
 SHOWN = ("reward/roots_mean", "reward/mean", "rollout/entropy", "sft/loss", "sft/valid_loss")
 MOST_FILES = 5  # of a data set, by name

@@ -130,8 +130,12 @@ def _literal(value: Any) -> Any:
 def _needs(made: Translation) -> list[str]:
     """Return what the recipe needs installed: the core's extras, and the packages of what it chooses."""
     chosen = [*made.choices.values(), *made.values.get("trackers", [])]
-    is_sharded = str(made.values.get("sft.strategy")).startswith("zero")
-    extras = ["train", *(name for name in EXTRAS if name in chosen), *(["deepspeed"] if is_sharded else [])]
+    values = made.values
+    needed = {
+        "deepspeed": str(values.get("sft.strategy")).startswith("zero"),
+        "lora": values.get("policy.lora_rank") or values.get("sft.lora_rank"),
+    }
+    extras = ["train", *(name for name in EXTRAS if name in chosen), *(name for name in needed if needed[name])]
     owners, registries = set[str](), load_plugins().registries
     for group, names in made.choices.items():
         kind = KINDS.get(group)

@@ -142,7 +142,10 @@ class ChatTemplate:
             if (said := self._said(message, ["tool"] * len(calls))) is not None:
                 return said
         if (said := self._said(message, [])) is None:
-            raise ConfigError("model.chat_template: does not show an assistant's text together with its `tool_calls`")
+            raise ConfigError(
+                "model.chat_template: does not show an assistant's text together with its `tool_calls`; name the file "
+                "of a template that does, such as that of Qwen2.5, or take rollout_step=tags"
+            )
         return said
 
     def _said(self, message: Mapping[str, Any], followers: Sequence[str]) -> str | None:

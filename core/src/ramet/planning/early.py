@@ -12,11 +12,9 @@ from ramet.cluster.check import check_cluster
 from ramet.config.checks import RUN_NAME, check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.data.benchmarks import is_benchmark
-from ramet.data.dataset_info import find_sets
-from ramet.data.files import find_files
 from ramet.errors import ConfigError, MissingHere
 from ramet.models.folder import check_folder
+from ramet.runs.hub_inputs import missing_files
 from ramet.runs.manifest import read_manifest
 from ramet.runs.own_files import MANIFEST, check_run_folder
 from ramet.tracking.trackers import check_trackers
@@ -28,7 +26,7 @@ def early_problems(resolved: Resolved) -> list[str]:
     What this machine lacks is left to the job, which may plan for another one.
     """
     config, job = resolved.config, resolved.job
-    nothing = [*check_folder(config.model), *_missing_files(config, job), *_directory(config, job)]
+    nothing = [*check_folder(config.model), *missing_files(config, job), *_directory(config, job)]
     essentials = {"train": (config.data.train, config.rewards), "sft": (config.sft.data,), "eval": (config.benchmarks,)}
     if not nothing and all(essentials[job]):
         return []
@@ -36,15 +34,6 @@ def early_problems(resolved: Resolved) -> list[str]:
     quick += check_cluster(config) if job != "sft" else []
     problems = [*nothing, *quick]
     return [problem for problem in dict.fromkeys(problems) if not isinstance(problem, MissingHere)]
-
-
-def _missing_files(config: Config, job: str) -> list[str]:
-    """Patterns of data that name no file that can be read."""
-    if job == "sft":
-        named = {"sft.data": config.sft.data, "sft.valid": config.sft.valid}
-        return [f"{key}: {text}" for key, sets in named.items() for text in find_sets(sets, fetch=False).problems]
-    sources = [*config.data.train, *config.data.valid] if job == "train" else []
-    return find_files([source for source in sources if not is_benchmark(source)])[1]
 
 
 def _directory(config: Config, job: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 from ramet.config.checks import RUN_NAME, check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, ModelConfig
-from ramet.data.dataset_info import hub_entry, pinned
+from ramet.data.benchmarks import is_benchmark
+from ramet.data.dataset_info import find_sets, hub_entry, pinned
+from ramet.data.files import find_files
 from ramet.errors import ConfigError, MissingHere, raise_all
 from ramet.hub import (
     HubCopy,
@@ -50,6 +52,7 @@ def fetched(
     named = _named(resolved, data, problems)
     if named and resolved.job in ("train", "sft", "eval"):
         problems += [text for text in check(resolved, resolved.job) if not isinstance(text, MissingHere)]
+        problems += missing_files(resolved.config, resolved.job, of_hub={value.text for value in named})
     raise_all(problems)
     if not named:
         return resolved
@@ -135,6 +138,19 @@ def _named(resolved: Resolved, data: bool, problems: list[str]) -> list[_NamedVa
                 listed = entry is not None
                 named.append(_NamedValue(key=key, index=index, text=text, name=meant, listed=listed))
     return named
+
+
+def missing_files(config: Config, job: str, of_hub: Set[str] = frozenset()) -> list[str]:
+    """Return what is wrong with names of data that name no file that can be read; those `of_hub` are left out."""
+    data, sft = config.data, config.sft
+    if job == "sft":
+        named = {"sft.data": sft.data, "sft.valid": sft.valid}
+        found = {
+            key: find_sets([text for text in sets if text not in of_hub], fetch=False) for key, sets in named.items()
+        }
+        return [f"{key}: {problem}" for key, sets in found.items() for problem in sets.problems]
+    sources = [*data.train, *data.valid] if job == "train" else []
+    return find_files([source for source in sources if source not in of_hub and not is_benchmark(source)])[1]
 
 
 def _recorded(resolved: Resolved) -> Mapping[str, str]:

@@ -51,6 +51,10 @@ FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant
 CALLS = "tool_calls"
 REASONING = "reasoning_content"
 FUNCTION_CALL = "function_call"  # the role whose text is the JSON of its calls, and the key of OpenAI's older form
+OTHER_FORMS = (
+    "; rows may also have 'instruction' and 'output', or 'prompt' and 'completion', and sft.columns names columns of "
+    "other names"
+)
 WEIGHTS = ("loss_weight", "weight")  # LLaMA-Factory's and OpenAI's names
 THOUGHTS = "<think>\n{}\n</think>\n\n"  # how reasoning that is apart from the text is written
 AS_USUAL = RowLayout()
@@ -179,7 +183,7 @@ def read_row(
 def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
     key, problem = _one_key(record, LISTS)
     if key is None:
-        return [], [problem]
+        return [], [problem if any(record.get(name) is not None for name in LISTS) else f"{problem}{OTHER_FORMS}"]
     items = record[key]
     if not isinstance(items, list):
         return [], [f"{key!r} must be a list, got {cut(items)}"]
