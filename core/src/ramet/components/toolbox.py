@@ -227,13 +227,13 @@ def tool_names(config: Config) -> ToolNames:
             await box.close_sets()
         started = bool(box.sets) or any(hasattr(tool, "start") for tool, _ in box.tools.values())
         mock = box.tools[FROM_ROW][0] if FROM_ROW in box.tools else None
-        named = isinstance(mock, FromRow) and mock.config.results != FromRowConfig().results
+        results = mock.config.results if isinstance(mock, FromRow) else None
         return ToolNames(
             schemas=box.schemas,
             sets=box.set_schemas,
             stateful=tool_components(box.tools),
             are_started=started,
-            results=mock.config.results if named else None,
+            results=None if results == FromRowConfig().results else results,
         )
 
     return run_async(find())

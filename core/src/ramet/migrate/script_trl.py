@@ -242,10 +242,13 @@ def _options(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 def _altered(tree: ast.AST) -> Iterator[str]:
     """Yield the names of lists and dicts that are changed after they were made."""
     for node in ast.walk(tree):
-        is_item = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-        if is_item and isinstance(node.value, ast.Name):
-            yield node.value.id
-        elif isinstance(node, ast.Attribute) and node.attr in ALTERING and isinstance(node.value, ast.Name):
+        is_set = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        is_called = isinstance(node, ast.Attribute) and node.attr in ALTERING
+        if (
+            isinstance(node, ast.Subscript | ast.Attribute)
+            and (is_set or is_called)
+            and isinstance(node.value, ast.Name)
+        ):
             yield node.value.id
 
 

@@ -86,7 +86,18 @@ class ShellValues:
             return [self.folder]
         if name in ("$", "!", "?", "-"):
             return [UNKNOWN]
-        return [os.environ[name]] if name in FROM_HERE and name in os.environ else None
+        return self._of_environment(name)
+
+    def _of_environment(self, name: str) -> list[str] | None:
+        """The value that a variable has here: of a number alone, such as NNODES, since no secret is one."""
+        value = os.environ.get(name, "")
+        if name in FROM_HERE and value:
+            return [value]
+        if not value.isdecimal():
+            return None
+        if (note := f"{name} is not set in the script: {value}, as in the environment here") not in self.notes:
+            self.notes.append(note)
+        return [value]
 
     def _parameter(self, text: str, *, quoted: bool) -> str:
         if (length := re.fullmatch(r"#(\w+)(\[[@*]\])?", text)) is not None:

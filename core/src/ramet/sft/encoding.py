@@ -62,8 +62,7 @@ def encode_rows(encoder: TraceEncoder, conversations: Sequence[Conversation], id
     if len(conversations) < MANY:
         return [encode(encoder, conversation) for conversation in conversations]
     file = None if identity is None else _file(conversations, identity)
-    kept = None if file is None else _kept(file, encoder, conversations)
-    if kept is not None:
+    if file is not None and (kept := _kept(file, encoder, conversations)) is not None:
         logger.info("the tokens of %d rows are taken from %s", len(conversations), file)
         _remove_oldest(file)
         return kept
