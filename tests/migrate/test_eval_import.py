@@ -10,6 +10,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.evaluate.files import read_results, read_rollouts
+from ramet.evaluate.setting_differences import UNKNOWN, setting_differences
 
 THOUGHT = (
     "<think>Compute.</think><python>print(6*7)</python><result>42</result><answer>The answer is \\boxed{42}</answer>"
@@ -77,16 +78,42 @@ def test_imported_results_are_compared_and_judged(outputs: Path, capsys: pytest.
     assert "qa_em: 5 of 6 judged" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("output", ["None", "NoneNone", "<search>q</search><result>r</result>None"])
+def test_a_sample_that_no_server_answered_is_masked(
+    output: str, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = outputs / "aime24" / "aime24_output_1.json"
+    answered = record("9 - 5?", "", "<result>r</result>None of these is right.")
+    file.write_text(json.dumps([record("6 x 7?", "42"), record("1 + 1?", "", output), answered]))
+    assert main(["eval", "import", str(file), "--out", "old.json"]) == 0
+    [result] = read_results(Path("old.json"))["results"]
+    assert [task["rollouts"][0]["masked"] for task in result["tasks"]] == [None, "imported: no server answered", None]
+    assert result["metrics"][0]["avg"]["mean"] == 0.5
+
+
+def test_settings_that_the_outputs_do_not_hold_are_called_unknown(outputs: Path) -> None:
+    assert main(["eval", "import", "outputs/aime24", "--out", "old.json"]) == 0
+    theirs = read_results(Path("old.json"))
+    config = theirs["settings"]["config"].replace("max_response_tokens: 4096", "max_response_tokens: 48")
+    ours = {**theirs, "settings": {"config": config}}
+    assert config != theirs["settings"]["config"]
+    for before, after in ((theirs, ours), (ours, theirs), (theirs, theirs)):
+        [difference] = setting_differences(before, after)
+        assert difference.setting == "sampling, tools and limits"
+        said = [UNKNOWN if body is theirs else "recorded" for body in (before, after)]
+        assert [difference.before, difference.after] == said
+
+
 def test_with_the_published_tasks_ids_are_theirs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    published = outputs.parent / "eval" / "aime24"
+    published = outputs.parent / "eval, k=1" / "aime24"
     published.mkdir(parents=True)
     rows = [{"id": 60 + n, "question": q, "answer": a} for n, (q, a) in enumerate(QUESTIONS.items())]
     (published / "test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert main(["eval", "import", "outputs/aime24", "--out", "old.json", "--data", "eval"]) == 0
+    assert main(["eval", "import", "outputs/aime24", "--out", "old.json", "--data", "eval, k=1"]) == 0
     tasks = read_results(Path("old.json"))["results"][0]["tasks"]
     assert [task["gold"] for task in tasks] == [["42"], ["2"], ["4"]]
     (published / "test.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    assert main(["eval", "import", "outputs/aime24", "--out", "other.json", "--data", "eval"]) == 1
+    assert main(["eval", "import", "outputs/aime24", "--out", "other.json", "--data", "eval, k=1"]) == 1
     assert "aime24: the benchmark has no question '1 + 1?'" in capsys.readouterr().err
 
 
@@ -98,6 +125,8 @@ def test_with_the_published_tasks_ids_are_theirs(outputs: Path, capsys: pytest.C
         (["broken_output_1.json", "--out", "r.json"], "broken_output_1.json: cannot be read: "),
         (["aime24_output_1.json", "--out", "r.json"], "aime24_output_1.json, entry 1: lacks output, prediction"),
         (["gaokao_output_1.json", "--out", "r.json"], "no benchmark gaokao; installed: "),
+        (["answers", "--out", "r.json"], "aime25_output_1.json, entry 2: `answer` must be a text, a number, or a list"),
+        (["outputs", "two_wiki_output_1.json", "--out", "r.json"], "2wiki_output_1.json is; name one of them"),
         (["outputs", "--out", "there.json"], "there.json: is there already; name another file with --out"),
     ],
 )
@@ -107,6 +136,10 @@ def test_what_cannot_be_imported_is_refused(
     Path("broken_output_1.json").write_text("[")
     Path("aime24_output_1.json").write_text('[{"input": "1?", "answer": 1}]')
     Path("gaokao_output_1.json").write_text(json.dumps([record("Who?", "b")]))
+    Path("two_wiki_output_1.json").write_text(json.dumps([record("Who?", "b")]))
+    Path("answers").mkdir()
+    answers = [{**record("Who?", "b"), "answer": answer} for answer in ("b", [])]
+    Path("answers/aime25_output_1.json").write_text(json.dumps(answers))
     Path("there.json").write_text("mine")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     assert main(["eval", "import", *arguments]) == 1

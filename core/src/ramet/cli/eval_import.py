@@ -23,6 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.data is not None and not options.data.is_dir():
         raise ConfigError(f"--data={options.data}: no such folder (working directory: {Path.cwd()})")
     from ramet.config.compose import compose
+    from ramet.config.hydra_adapter import override
     from ramet.evaluate.imported import import_outputs, read_outputs
 
     outputs = read_outputs(places)
@@ -31,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"no benchmark {', '.join(unknown)}; installed: {', '.join(known) or 'none'}")
     chosen = [f"benchmarks=[{','.join(of.name for of in outputs)}]"]
     if options.data is not None:
-        chosen += [f"benchmarks.{of.name}.params.path={options.data}" for of in outputs]
+        chosen += [override(f"benchmarks.{of.name}.params.path", options.data) for of in outputs]
     resolved = compose(without_model([*chosen, *overrides]), job="eval")
     results = import_outputs(
         outputs, resolved, options.out, model=options.model or str(places[0]), matched=options.data is not None
@@ -48,8 +49,8 @@ def _parser() -> Parser:
         usage="ramet eval import FOLDER|FILE … --out FILE [--data DIR] [--model NAME] [benchmarks.NAME.…=value]",
         description="Results of what ARPO's evaluation code has written (NAME_output_TURN.json), scored by the rules "
         "of the benchmarks here: `ramet compare` sets them beside one's own, `ramet judge` judges them.",
-        epilog="Samples that timed out or raised there are masked, not wrong. The outputs hold neither token ids nor "
-        "times.",
+        epilog="Samples that timed out or raised there, or that no server answered, are masked, not wrong. The outputs "
+        "hold neither token ids nor times.",
     )
     parser.add_argument("words", nargs="*", metavar="FOLDER|FILE", help="outputs; each turn is a rollout of its task")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the results; nothing is ever overwritten")

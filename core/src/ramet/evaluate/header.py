@@ -19,6 +19,7 @@ from ramet.types import BenchmarkInfo
 SCHEMA, SCHEMAS = 2, (1, 2)  # that is written; those that are read
 CHANGES = "changes"  # in the settings: what was changed on the way
 SELECTION = "selection"  # in the settings: how a validation chose the model
+IMPORTED = "imported"  # in the settings: files that another program wrote, which says nothing of its settings
 DERIVED = ("rules",)  # from the configuration and the benchmarks, which are compared
 OPEN = ("versions", "plugins")  # may change before an evaluation is resumed, if the user allows it
 

@@ -2,7 +2,7 @@
 
 `infer.py` writes `NAME/NAME_output_TURN.json`, a JSON list with an object for each question. Answers are scored here,
 by the benchmark's own rules, so that both sides of a comparison are measured alike. A sample that timed out or raised
-there is masked: it says nothing of the model.
+there, or that no server answered, is masked: it says nothing of the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError, raise_all
 from ramet.evaluate.evaluation import load_benchmark
 from ramet.evaluate.files import rollouts_path, tasks_path, write_results
-from ramet.evaluate.header import Header
+from ramet.evaluate.header import IMPORTED, Header
 from ramet.evaluate.measure import MeasuredTask, score_group, started
 from ramet.evaluate.results import BenchmarkResult, Results, measured
 from ramet.event_loop import run_async
@@ -45,6 +45,7 @@ from ramet.types import (
 FILE = re.compile(r"(?P<name>.+)_output_(?P<turn>\d+)\.json")
 NAMES = {"2wiki": "two_wiki", "SimpleQA": "simpleqa"}  # of data sets that have another name here
 FAILED = re.compile(r"Timeout$|Error: ")  # a prediction that is none
+UNANSWERED = re.compile(r"(?:\A|</result>)\s*(?:None\s*)+\Z")  # what is written for a turn that no server answered
 CALL = re.compile(r"<(python|search)>(.*?)</\1>(?:\s*<result>(.*?)</result>)?", re.DOTALL)
 PARAMETERS = {"python": "code", "search": "query"}
 SHOWN = 5  # problems of a kind in one report
@@ -68,7 +69,7 @@ def read_outputs(places: Sequence[Path]) -> list[Outputs]:
     by_name: dict[str, dict[int, Path]] = {}
     problems: list[str] = []
     for name, turn, path in _files(places, problems):
-        if (other := by_name.setdefault(name, {}).setdefault(turn, path)) != path:
+        if (other := by_name.setdefault(NAMES.get(name, name), {}).setdefault(turn, path)) != path:
             problems.append(f"{path}: is turn {turn} of {name}, as {other} is; name one of them")
     outputs = []
     for name, turns in by_name.items():
@@ -79,7 +80,7 @@ def read_outputs(places: Sequence[Path]) -> list[Outputs]:
             if questions != asked[0]:
                 problems.append(f"{file}: has other questions, or another order, than {files[0]}")
         records = tuple(zip(*lists, strict=False))
-        outputs.append(Outputs(name=NAMES.get(name, name), files=files, records=records))
+        outputs.append(Outputs(name=name, files=files, records=records))
     raise_all(problems)
     return outputs
 
@@ -140,14 +141,21 @@ def import_outputs(outputs: Sequence[Outputs], resolved: Resolved, out: Path, *,
 
 def _tasks(of: Outputs, benchmark: Benchmark, resolved: Resolved, matched: bool, problems: list[str]) -> list[Task]:
     if not matched:
+        answers = [records[0]["answer"] for records in of.records]
+        bad = [number for number, answer in enumerate(answers) if not _is_gold(answer)]
+        problems += [
+            f"{of.files[0]}, entry {number + 1}: `answer` must be a text, a number, or a list of them, none empty; "
+            f"got {answers[number]!r:.80}"
+            for number in bad[:SHOWN]
+        ]
         return [
             Task(
                 id=f"{of.name}/test/{number}",
                 prompt=user_prompt(records[0]["input"]),
-                answer=_golds(records[0]["answer"]),
+                answer=tuple(map(str, answer if isinstance(answer, list) else [answer])),
                 data_source=of.name,
             )
-            for number, records in enumerate(of.records)
+            for number, (records, answer) in enumerate(zip(of.records, answers, strict=True))
         ]
     by_question: dict[str, list[Task]] = {}
     for task in load_benchmark(of.name, benchmark, resolved.config.benchmarks[of.name]):
@@ -162,8 +170,10 @@ def _tasks(of: Outputs, benchmark: Benchmark, resolved: Resolved, matched: bool,
     return tasks
 
 
-def _golds(answer: Any) -> tuple[str, ...]:
-    return tuple(map(str, answer)) if isinstance(answer, list) else (str(answer),)
+def _is_gold(answer: Any) -> bool:
+    """Whether an answer can be right: nothing equals an empty one."""
+    golds = answer if isinstance(answer, list) else [answer]
+    return bool(golds) and all(isinstance(gold, str | int | float) and str(gold).strip() for gold in golds)
 
 
 def _groups(of: Outputs, tasks: Iterable[Task]) -> list[Group]:
@@ -176,20 +186,21 @@ def _groups(of: Outputs, tasks: Iterable[Task]) -> list[Group]:
 def _rollout(task: Task, id: str, record: Mapping[str, Any]) -> Rollout:
     """One record as a rollout without token ids: they are not in the outputs."""
     prediction, output = record["prediction"], record["output"]
-    failed = FAILED.match(prediction) is not None
+    unanswered = "no server answered" if UNANSWERED.search(output) else None
+    failed = prediction if FAILED.match(prediction) else unanswered
     prompt = Segment(
         origin=Origin.INSERTED, kind=SegmentKind.PROMPT, turn=0, text=record["input"], token_ids=array("i")
     )
     turn = Segment(origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text=output, token_ids=array("i"))
-    answer = None if failed or not prediction.strip() else prediction
+    answer = None if failed is not None or not prediction.strip() else prediction
     return Rollout(
         id=id,
         task=task,
         segments=(prompt, turn),
-        stop=StopReason.FAULT if failed else StopReason.END if answer is None else StopReason.ANSWER,
+        stop=StopReason.FAULT if failed is not None else StopReason.END if answer is None else StopReason.ANSWER,
         answer=answer,
         tool_calls=tuple(_calls(output)),
-        fault=Fault(where="imported", message=prediction) if failed else None,
+        fault=None if failed is None else Fault(where="imported", message=failed),
     )
 
 
@@ -230,7 +241,7 @@ def _header(outputs: Sequence[Outputs], resolved: Resolved, benchmarks: Mapping[
         model=model,
         k=max(of.k for of in outputs),
         rules={},
-        settings={"config": resolved.text, "imported": files},
+        settings={"config": resolved.text, IMPORTED: files},
         benchmarks={name: benchmark.info for name, benchmark in benchmarks.items()},
         versions={},
         plugins=[],

@@ -9,11 +9,12 @@ from typing import Any
 
 from ramet.config.keys import REPLACED
 from ramet.config.stored import stored_names
-from ramet.evaluate.header import SELECTION
+from ramet.evaluate.header import IMPORTED, SELECTION
 from ramet.runs.resume import ABSENT, config_differences, is_safe
 
 SECTIONS = ("rollout", "rollout_step", "tools")
 KEYS = ("data.max_prompt_tokens", "run.seed")  # outside of those sections and of the benchmarks
+PLAYED, UNKNOWN = "sampling, tools and limits", "not known (imported)"
 RULES = ("tools", "limits", "sampling", "prompt", "system_prompt")  # of a benchmark: as they held is in its rules
 
 
@@ -30,7 +31,7 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     """List what differs between two results files in k, sampling, rollout step, tools and limits of shared benchmarks.
 
     What cannot alter a score is left out, and what belongs to the model: its files, template, engine and hardware; that
-    it was chosen on the very tasks is listed.
+    it was chosen on the very tasks is listed, and that imported outputs do not say how they were made.
     """
     both = {result["name"] for result in before["results"]} & {result["name"] for result in after["results"]}
     settings = [("evaluate.k", before.get("k"), after.get("k"))]
@@ -38,8 +39,16 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         rules = [(body.get("rules") or {}).get(name) or {} for body in (before, after)]
         settings += _rule_differences(name, rules[0], rules[1])
         settings.append((f"{name}: model chosen on its tasks by", _chosen_by(before, name), _chosen_by(after, name)))
-    settings += _configured(_config(before), _config(after), both)
-    return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
+    configured = _configured(_config(before), _config(after), both)
+    is_imported = [IMPORTED in (body.get("settings") or {}) for body in (before, after)]
+    if any(is_imported):  # the configuration of an import holds for its scores alone
+        configured = (change for change in configured if change[0].startswith("benchmarks."))
+    settings += configured
+    differences = [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
+    if any(is_imported):
+        known = [UNKNOWN if imported else "recorded" for imported in is_imported]
+        differences.append(SettingDifference(setting=PLAYED, before=known[0], after=known[1]))
+    return differences
 
 
 def _chosen_by(body: Mapping[str, Any], benchmark: str) -> Any:
