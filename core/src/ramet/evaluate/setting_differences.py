@@ -40,15 +40,12 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         settings += _rule_differences(name, rules[0], rules[1])
         settings.append((f"{name}: model chosen on its tasks by", _chosen_by(before, name), _chosen_by(after, name)))
     configured = _configured(_config(before), _config(after), both)
-    is_imported = [IMPORTED in (body.get("settings") or {}) for body in (before, after)]
-    if any(is_imported):  # the configuration of an import holds for its scores alone
+    imported = [IMPORTED in (body.get("settings") or {}) for body in (before, after)]
+    if any(imported):  # the configuration of an import is that of its scores alone
         configured = (change for change in configured if change[0].startswith("benchmarks."))
+        settings.append((PLAYED, *(UNKNOWN if is_imported else "recorded" for is_imported in imported)))
     settings += configured
-    differences = [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
-    if any(is_imported):
-        known = [UNKNOWN if imported else "recorded" for imported in is_imported]
-        differences.append(SettingDifference(setting=PLAYED, before=known[0], after=known[1]))
-    return differences
+    return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
 
 
 def _chosen_by(body: Mapping[str, Any], benchmark: str) -> Any:

@@ -86,7 +86,7 @@ def _encoder(config: Config) -> Encoder | None:
 
 
 async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSchema, text: str) -> CallEnd:
-    call = ToolCall(name=schema.name, arguments={}, rollout="call", task=Task(id="call", prompt=user_prompt("call")))
+    call = ToolCall(name=schema.name, arguments={}, rollout="call", task=Task(id="call", prompt=user_prompt("")))
     if text.strip() or schema.parameters.get("required"):
         try:
             call = replace(call, arguments=call_arguments(schema, text))

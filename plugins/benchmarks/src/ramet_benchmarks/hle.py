@@ -6,6 +6,7 @@ right letter of a multiple choice, else what is mathematically or literally equa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ramet import Reward, Rollout, Score
@@ -14,6 +15,7 @@ from ramet_benchmarks.metrics import reward_of
 from ramet_benchmarks.published import Published, PublishedBenchmark
 from ramet_benchmarks.rows import HubData, RowForm
 
+_LETTER = re.compile("[A-Z]")
 MULTIPLE_CHOICE = "multipleChoice"  # value of the column `answer_type`; the other one is exactMatch
 
 ABOUT = Published(
@@ -44,7 +46,9 @@ class ExactOrChoice:
         self._exact = exact
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
-        is_choice = group[0].task.metadata.get("answer_type") == MULTIPLE_CHOICE
+        task = group[0].task
+        kind = task.metadata.get("answer_type")  # imported outputs have none: there a letter is that of a choice
+        is_choice = kind == MULTIPLE_CHOICE if kind is not None else _LETTER.fullmatch(task.answer[0]) is not None
         return await (self._choice if is_choice else self._exact)(group)
 
     async def aclose(self) -> None:

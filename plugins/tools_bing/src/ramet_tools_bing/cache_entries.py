@@ -24,6 +24,7 @@ from ramet_tools_bing.results import NOTHING, SearchItem, SearchResult, read_sto
 DATABASE = "cache.db"
 LAST_TIME = 253402300800  # 1 January 10000: what is later is not a time
 IMPORTED = "imported"  # the provider of answers that were published with their query alone
+NO_ENTRIES = "neither a JSON object of queries and texts nor JSON lines of `ramet cache export`"
 BATCH = 1000  # entries in one transaction
 _PAGE = re.compile(r"(?:^|\n)Page (\d+): ")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -124,15 +125,17 @@ def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
         raise ConfigError(f"{path}: there is no such file")
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: {NO_ENTRIES}: {error}") from error
     whole = _object(text)
     if whole is not None and not {"key", "value"} <= set(whole):
         yield from _published(whole, path.stat().st_mtime, counts)
         return
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or _object(lines[0]) is None:
-        raise ConfigError(f"{path}: neither a JSON object of queries and texts nor JSON lines of `ramet cache export`")
+        raise ConfigError(f"{path}: {NO_ENTRIES}")
     for line in lines:
         entry = _own(_object(line))
         if entry is None:
