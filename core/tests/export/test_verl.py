@@ -122,9 +122,8 @@ def test_files_renamed_to_a_smaller_world_size_do_not_pass(make_shards: MakeShar
         read_shards(folder)
 
 
-def test_a_folder_without_shards_says_where_they_are(make_shards: MakeShards, tmp_path: Path):
-    actor = make_shards(1)
-    with pytest.raises(ConfigError, match=rf"holds no model_world_size_W_rank_R\.pt; give {actor}"):
+def test_a_folder_without_shards_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"holds no model_world_size_W_rank_R\.pt"):
         read_shards(tmp_path)
     with pytest.raises(ConfigError, match="is not a folder"):
         read_shards(tmp_path / "nowhere")
@@ -211,7 +210,8 @@ def test_a_file_of_something_else_is_named(make_shards: MakeShards):
 
 
 def test_the_command_writes_bfloat16_as_the_reference_does(make_shards: MakeShards, tmp_path: Path, capsys):
-    assert main(["export", "--from-verl", str(make_shards(2)), str(tmp_path / "out")]) == 0
+    step = make_shards(2).parent  # as the converter of the reference is given it
+    assert main(["export", "--from-verl", str(step), str(tmp_path / "out")]) == 0
     captured = capsys.readouterr()
     assert "parameters in bfloat16" in captured.out and "sequences of random tokens" in captured.out
     assert "PGs" not in captured.err

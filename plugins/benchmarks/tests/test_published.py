@@ -120,6 +120,13 @@ def _task(golds: str) -> Task:
 
 
 @needs_rewards
+def test_a_letter_of_hle_is_that_of_a_choice_where_no_column_says_so(scores: Scores) -> None:
+    letter, number = (Task(id="t", prompt=user_prompt("?"), answer=(gold,)) for gold in ("B", "12"))
+    measured = scores(built("hle"), (letter, "B. Paris"), (letter, "C. Paris"), (number, "12.0"), (number, "13"))
+    assert [score["em"] for score in measured] == [1.0, 0.0, 1.0, 0.0]
+
+
+@needs_rewards
 @pytest.mark.parametrize("name", ["webwalker", "gaia"])
 def test_a_judge_is_the_main_metric_and_decides_plain_cases_without_being_asked(name: str) -> None:
     pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")

@@ -32,7 +32,7 @@ from ramet.export.check import (
 )
 from ramet.export.folder import new_folder, require_new
 from ramet.export.model import build_model
-from ramet.export.verl import model_folder, read_shards
+from ramet.export.verl import actor_folder, model_folder, read_shards
 from ramet.hub import whole_copy
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
@@ -136,8 +136,8 @@ def export_verl(
     trust_remote_code: bool = False,
     name: str | None = None,
 ) -> Exported:
-    """The model of a verl checkpoint. `model`: a folder, or name of the hub, with configuration and tokenizer, if they
-    are not among the shards.
+    """The model of a verl checkpoint, of a step or of its actor. `model`: a folder, or name of the hub, with
+    configuration and tokenizer, if they are not among the shards.
 
     Raises as `export_run`.
     """
@@ -146,6 +146,7 @@ def export_verl(
         model = local_model(str(model), "--model", weights=False)
         if not (Path(model) / "config.json").is_file():
             raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder")
+    shards = actor_folder(shards)
     config = ModelConfig(path=str(model or model_folder(shards)), dtype=dtype, trust_remote_code=trust_remote_code)
     trained = build_model(config, read_shards(shards), str(shards))
     sequences = random_sequences(trained.config.vocab_size)

@@ -29,15 +29,19 @@ FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 LAYOUTS = "sharded along dimension 0, over ranks or over the ranks of each replica"
 
 
+def actor_folder(folder: Path) -> Path:
+    """The folder of the actor's shards: this one, or `actor` in it, as in the folder of a step."""
+    inside = folder / "actor"
+    return inside if inside.is_dir() and not any(folder.glob("model_world_size_*_rank_*.pt")) else folder
+
+
 def shard_files(folder: Path) -> list[Path]:
     """One file per rank, in order. Raises `ConfigError` for a folder without shards and for an incomplete set."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give the one that holds model_world_size_W_rank_R.pt")
     files = {(int(m[1]), int(m[2])): path for path in folder.iterdir() if (m := FILE.fullmatch(path.name))}
     if not files:
-        inside = folder / "actor"
-        hint = f"; give {inside}" if inside.is_dir() else ""
-        raise ConfigError(f"{folder} holds no model_world_size_W_rank_R.pt{hint}")
+        raise ConfigError(f"{folder} holds no model_world_size_W_rank_R.pt")
     sizes = sorted({size for size, _ in files})
     if len(sizes) > 1:
         raise ConfigError(f"{folder} mixes shards of the world sizes {', '.join(map(str, sizes))}; keep those of one")
