@@ -138,7 +138,7 @@ def test_what_cannot_be_imported_is_refused(
     Path("gaokao_output_1.json").write_text(json.dumps([record("Who?", "b")]))
     Path("two_wiki_output_1.json").write_text(json.dumps([record("Who?", "b")]))
     Path("answers").mkdir()
-    answers = [{**record("Who?", "b"), "answer": answer} for answer in ("b", [])]
+    answers = [record("Who?", "b"), {**record("Who?", "b"), "answer": []}]
     Path("answers/aime25_output_1.json").write_text(json.dumps(answers))
     Path("there.json").write_text("mine")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}

@@ -43,7 +43,8 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     imported = [IMPORTED in (body.get("settings") or {}) for body in (before, after)]
     if any(imported):  # the configuration of an import is that of its scores alone
         configured = (change for change in configured if change[0].startswith("benchmarks."))
-        settings.append((PLAYED, *(UNKNOWN if is_imported else "recorded" for is_imported in imported)))
+        known = [UNKNOWN if is_imported else "recorded" for is_imported in imported]
+        settings.append((PLAYED, known[0], known[1]))
     settings += configured
     return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
 
