@@ -26,7 +26,8 @@ TYPED = (
     "sft_train.sh", "ARPO_7B_Reasoning_1node.sh", "ARPO_14B_DeepSearch.sh", "AEPO_Qwen3_14B_DeepResearch.sh",
     "convert_checkpoint_from_verl_to_hf_qwen3.sh", "infer_local_sds.sh", "evaluate_passk.sh", "vllm serve",
     "infer_local_sds_cn.sh", "vllm_launch_reasoning_model_cuda4-7.sh", "deploy_qwen2.5_72B_instruct.sh", "wandb login",
-    "convert_verl_to_hf.py", "vllm_launch_summarize_model", "wget", "read_parquet", "ls -lh", "search_cache.json", "run.log", "nvidia-smi",
+    "convert_verl_to_hf.py", "vllm_launch_summarize_model",
+    "wget", "read_parquet", "ls -lh", "search_cache.json", "run.log", "nvidia-smi",
     "ray start", "ray stop", "compute_score", "from_pretrained", "verl.trainer.main_ppo", "dataset_info.json",
 )  # fmt: skip
 

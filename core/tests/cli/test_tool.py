@@ -71,6 +71,14 @@ def test_arguments_as_json_for_a_tool_of_one_text_are_taken_as_the_text_with_a_h
         caplog.clear()
 
 
+def test_a_single_call_belongs_to_no_question(register: Callable[..., None]) -> None:
+    """A tool that hands the question on, as a summariser's server gets it, makes none up."""
+    tool = echo_tool("seen")
+    register("tools", "seen", lambda: tool)
+    assert main(["tool", "call", "seen", "a"]) == 0
+    assert [call.task.question for call in tool.calls if call.task is not None] == [""]
+
+
 def test_arguments_may_come_from_the_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
