@@ -61,16 +61,16 @@ def forks_while_learning(run: Path) -> float:
 
 
 def write(outcome: Outcome, run: Path) -> None:
-    misleading = outcome.kind.misleading.replace(" ", "_")
+    misleading, use = (text.replace(" ", "_") for text in (outcome.kind.misleading, outcome.kind.use))
     body = {
         "greedy_before": outcome.before.greedy,
         "greedy_after": outcome.after.greedy,
         "sampled_before": outcome.before.sampled,
         "sampled_after": outcome.after.sampled,
-        "tool_use_before": outcome.before.tool_use,
-        "tool_use_after": outcome.after.tool_use,
-        "tool_use_sampled_before": outcome.before.tool_use_sampled,
-        "tool_use_sampled_after": outcome.after.tool_use_sampled,
+        f"{use}_before": outcome.before.tool_use,
+        f"{use}_after": outcome.after.tool_use,
+        f"{use}_sampled_before": outcome.before.tool_use_sampled,
+        f"{use}_sampled_after": outcome.after.tool_use_sampled,
         "tool_accuracy_before": outcome.before.tool_accuracy,
         "tool_accuracy_after": outcome.after.tool_accuracy,
         f"accuracy_with_{misleading}": outcome.misled.accuracy,
