@@ -57,9 +57,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             for i in range(n)
         ]  # fmt: skip
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    (home / "my_reward.py").write_text(
-        "def score_it(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
-    )
+    (home / "my_reward.py").write_text(REWARD)
     shutil.copytree(LAUNCHES, home / "scripts")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))

@@ -234,6 +234,18 @@ def test_rewards_are_those_of_the_rows_data_sources() -> None:
     assert "codecontests" in why(several, "reward_model.reward_manager")
 
 
+def test_the_scores_of_a_reward_model_are_not_replaced_by_a_rule() -> None:
+    """With `reward_model.enable` verl's managers give what the model scored."""
+    given = {
+        "reward_model.enable": True,
+        "data.train_files": "gsm8k/train.parquet",
+        "reward_model.reward_manager": "dapo",
+    }
+    made = translate(given, sources=["openai/gsm8k"])
+    assert "rewards" not in made.choices and "no reward is chosen" in why(made, "reward_model.enable")
+    assert "take its place" in why(made, "reward_model.reward_manager")
+
+
 def test_a_reference_in_a_value_is_a_text_in_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a source cannot read from the environment, a recipe of it cannot either."""
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ Keys of verl's section `actor_rollout_ref` are written without it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -41,6 +42,7 @@ OF_SEARCH = {"max_results": "max_results", "result_length": "result_chars", "zon
 RELEASED = ("initial_rollouts", "beam_size", "branch_probability", "entropy_weight")
 AEPO = ("enable_dynamic_rollouts", "initial_entropy_tokens")
 BALANCED = "actor.enable_entropy_balanced_clipping"
+OF_RULES = re.compile("reward_manager|custom_reward_function|reward_kwargs|overlong_buffer")  # keys of rewards
 LAST_ONLY = 1_000_000  # train.save_every, which has no word for "only the last"
 
 
@@ -362,9 +364,13 @@ def _rewards(made: Translation, sources: Collection[str] | None) -> None:
     managers = ("reward_model.reward_manager", "reward.reward_manager.name")
     manager = next(filter(made.has, managers), managers[0])
     if made.get("reward_model.enable"):
-        made.open("reward_model.enable", "a model that scores is rewards=[llm_judge], or a reward of one's own")
-    else:
-        made.same("reward_model.enable", why="no model scores")
+        why = (
+            "its scores take the place of every rule, so no reward is chosen: name rewards=[llm_judge], or one of yours"
+        )
+        made.open("reward_model.enable", why)
+        made.ignored(*filter(OF_RULES.search, made.given), why="the scores of the reward model take its place")
+        return
+    made.same("reward_model.enable", why="no model scores")
     if made.get(manager) not in ("naive", "dapo"):
         made.left(manager, why="rewards are always computed one by one, while other rollouts are played")
     names = _own_reward(made)
