@@ -6,7 +6,7 @@ import pytest
 
 from ramet.api import compose
 from ramet.config.compose import layers
-from ramet.config.foreign import TRAINERS, table
+from ramet.config.foreign import TABLES, table
 from ramet.config.keys import ENTRIES, FIELDS
 from ramet.config.sections import GROUPS
 from ramet.config.settings import leaf_keys
@@ -20,11 +20,11 @@ RULES = {"same", "list", "none", "code"}
 def test_every_key_of_ours_in_the_tables_exists() -> None:
     with_options = (leaf_keys(layers([MODEL, *chosen], job="train").tree) for chosen in CHOICES)
     here = {*FIELDS, *ENTRIES, *GROUPS}.union(*with_options)
-    named = {(row.name, key) for trainer in TRAINERS for row in table(trainer).values() for key in row.ours}
+    named = {(row.name, key) for trainer in TABLES for row in table(trainer).values() for key in row.ours}
     assert sorted(pair for pair in named if pair[1] not in here) == []
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", TABLES)
 def test_a_row_has_a_rule_and_one_without_counterpart_a_reason(trainer: str) -> None:
     rows = table(trainer).values()
     assert [row.name for row in rows if row.rule not in RULES and "=" not in row.rule] == []

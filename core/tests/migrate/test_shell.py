@@ -334,15 +334,25 @@ def test_of_several_launches_the_one_that_runs_is_read(tmp_path: Path) -> None:
     assert launch.remarks == ["the launch is inside a loop, of which the first round was read"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("echo hello\n", "no launch of verl in it"),
-        ("torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=x a.b=1 c.d=2\n", "only RL is translated"),
-    ],
-)
-def test_a_script_without_a_launch_of_rl_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_a_script_without_a_launch_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    path.write_text("echo hello\n")
+    with pytest.raises(ConfigError, match="no launch of verl in it"):
         of_script(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [
+        ("--nnodes=2 --nproc_per_node=$N", 8), ("-m --nnodes 1 --nproc-per-node 4", 4), ("--standalone", None),
+        ("--nproc_per_node=$1", None), ("--nnodes=1:4 --nproc_per_node=8", None),
+    ],
+)  # fmt: skip
+def test_the_processes_of_a_launch_of_sft_are_those_of_torchrun(
+    options: str, processes: int | None, tmp_path: Path
+) -> None:
+    launch = launched(
+        f"N=4\ntorchrun {options} verl.trainer.fsdp_sft_trainer data.train_files=x engine=fsdp\n", tmp_path
+    )
+    assert launch.is_sft and launch.processes == processes
+    assert launch.values == {"data.train_files": "x"} and list(launch.unread) == ["engine"]

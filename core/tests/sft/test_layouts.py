@@ -106,6 +106,13 @@ def test_alpaca_without_input_asks_the_instruction(row: dict[str, Any]) -> None:
     assert conversation(row).exchanges[0].user == "q"
 
 
+def test_a_dot_reaches_into_a_column() -> None:
+    layout = RowLayout(columns={"prompt": "extra_info.question", "response": "extra_info.answer", "query": None})
+    row = {"prompt": [{"role": "user", "content": "for RL"}], "extra_info": {"question": "1 + 1?", "answer": "2"}}
+    [exchange] = conversation(row, layout).exchanges
+    assert (exchange.user, exchange.reply) == ("1 + 1?", (Written(text="2"),))
+
+
 def test_a_bad_alpaca_row_says_what_is_wrong() -> None:
     for history in ("x", ["x"], [["q"]]):
         assert "'history' must be a list of pairs" in refused({**ALPACA, "history": history})

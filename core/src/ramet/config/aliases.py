@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ramet.config.foreign import TRAINERS, KeyRow, table
+from ramet.config.foreign import TABLES, KeyRow, table
 from ramet.config.keys import OTHER_NAMES
 from ramet.config.sections import COMPONENTS
 from ramet.plugins import load_plugins
@@ -63,8 +63,12 @@ def meant(key: str, accepts: Callable[[str], bool]) -> list[str] | None:
 def rows_of(key: str) -> list[tuple[str, KeyRow]]:
     """Trainers with the row of this key, which may be cut at its beginning: `rollout.mode` of verl."""
     found = []
-    for trainer, written in TRAINERS.items():
-        rows = [row for name, row in table(trainer).items() if name == key or (name.endswith(f".{key}") and "." in key)]
+    for name_of_table, written in TABLES.items():
+        rows = [
+            row
+            for name, row in table(name_of_table).items()
+            if name == key or (name.endswith(f".{key}") and "." in key)
+        ]
         found += [(written, rows[0])] if len({row.ours for row in rows}) == 1 else []
     return found
 

@@ -1,7 +1,7 @@
 """Tables of other trainers' keys: what each is called here, how its value is translated, or why it has no counterpart.
 
 `ramet migrate` translates by them, and the hint for a key that does not exist comes from the same rows. The tables are
-in `keys_of_others`, one a trainer, with the columns of `KeyRow`.
+in `keys_of_others`, one a trainer (verl's SFT trainer has its own), with the columns of `KeyRow`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.errors import ConfigError
 
 TRAINERS = {"verl": "verl", "llamafactory": "LLaMA-Factory", "trl": "TRL"}
+TABLES = {**TRAINERS, "verl_sft": "verl"}  # table of keys -> whose
 FOLDER = Path(__file__).with_name("keys_of_others")
 REFERENCE = re.compile(r"\$\{[\w.\[\]/-]+\}")  # to another key, and no function
 UNSET: Any = object()  # no value without the key, or the same as ours
@@ -47,9 +48,9 @@ class KeyRow:
 
 
 @functools.cache
-def table(trainer: str) -> dict[str, KeyRow]:
-    """The rows of a trainer, by the name of its key."""
-    lines = (FOLDER / f"{trainer}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+def table(name: str) -> dict[str, KeyRow]:
+    """The rows of a table, by the name of the trainer's key."""
+    lines = (FOLDER / f"{name}.tsv").read_text(encoding="utf-8").splitlines()[1:]
     return {row.name: row for row in map(_row, lines)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ramet.config.foreign import follow_references, read_keys
 from ramet.data.files import PARQUET, find_files, read_rows
 from ramet.errors import ConfigError
-from ramet.migrate import launch, llamafactory, trl, verl
+from ramet.migrate import launch, llamafactory, trl, verl, verl_sft
 from ramet.migrate.script_trl import read_trl
 from ramet.migrate.translation import Settings, Translation, as_list
 
@@ -30,7 +30,10 @@ def migrate(
             raise ConfigError(f"--{name}={number}: must be at least 1")
     if source is None or trainer == "verl":
         settings = launch.of_overrides(overrides, config) if source is None else launch.of_script(source, config)
-        made = _of_verl(settings, tasks)
+        is_sft = settings.is_sft
+        made = (
+            verl_sft.translate(settings.values, processes=settings.processes) if is_sft else _of_verl(settings, tasks)
+        )
     elif trainer == "llamafactory":
         values, unread = follow_references(read_keys(source))
         settings = Settings(values=values, unread=unread)

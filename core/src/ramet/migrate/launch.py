@@ -18,11 +18,19 @@ from ramet.migrate.translation import Settings
 OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w/-]*(\.[\w/-]+)+=.*|~[\w./-]+(=.*)?", re.DOTALL)
 TRAINER = re.compile(r"\bmain_(ppo|dapo)\b|\bverl\.trainer\b")
 SFT = re.compile(r"\b(fsdp_)?sft_trainer\b")
+PROCESSES = re.compile(r"--(nnodes|nproc[_-]per[_-]node)(?:=(.+))?")  # of torchrun
+GROUPS = ("engine", "optim", "model")  # a launch may choose a file for each
 OWN_KEY = re.compile(r"\+{0,2}[A-Za-z_]\w*=.*", re.DOTALL)  # at the top of a config file
 CONFIG_OPTIONS = {"--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
                   "--config-name": "name", "-cn": "name"}  # fmt: skip
 WHOLE = ("data.apply_chat_template_kwargs",)  # sections that are one value
-OF_VERL = ("ppo_trainer", "dapo_trainer")  # its own config files, whose values the table knows
+OF_VERL = (
+    "ppo_trainer",
+    "dapo_trainer",
+    "sft_trainer",
+    "sft_trainer_engine",
+)  # its own config files, whose values the table knows
+CHOSEN = "it chooses a file of verl's own, whose keys are translated as far as the launch sets them"
 NOT_RUN = "its value is known only when the script runs: an argument of it, or the output of a program"
 NO_KEY = "not a key=value of a section"
 
@@ -34,6 +42,7 @@ def of_overrides(words: Sequence[str], config: Path | None = None) -> Settings:
         _read_file(launch, config)
     for word in words:
         _read_override(launch, word)
+    launch.is_sft = "model.partial_pretrain" in launch.values
     launch.values, unknown = follow_references(launch.values)
     launch.unread |= unknown
     return launch
@@ -46,14 +55,18 @@ def of_script(path: Path, config: Path | None = None) -> Settings:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     launches = [at for at, command in enumerate(script.commands) if _is_launch(command)]
+    is_sft = not launches
+    if is_sft:
+        launches = [at for at, command in enumerate(script.commands) if SFT.search(_program(command))]
     if not launches:
-        is_sft = any(SFT.search(_program(command)) for command in script.commands)
-        what = "it launches verl's SFT trainer, and only RL is translated" if is_sft else "no launch of verl in it"
-        raise ConfigError(f"{path}: {what}; allowed: a script that calls verl.trainer.main_ppo with key=value …")
+        allowed = "a script that calls verl.trainer.main_ppo or verl.trainer.fsdp_sft_trainer with key=value …"
+        raise ConfigError(f"{path}: no launch of verl in it; allowed: {allowed}")
     first = min(launches, key=lambda at: (True, None, False).index(script.commands[at].live))
     options, words, others = _options(script.commands[first].words)
     remarks = [*script.notes, *_about(script.commands, launches, first)]
     launch = of_overrides(words, config or _config_file(options, path.resolve().parent, remarks))
+    launch.is_sft = is_sft
+    launch.processes = _processes(script.commands[first].words) if is_sft else None
     launch.remarks[:0] = remarks
     launch.unread |= dict.fromkeys(others, NO_KEY)
     for word in _after_comment(script.commands[first + 1 :]):
@@ -95,6 +108,18 @@ def _is_launch(command: ShellCommand) -> bool:
     n_overrides = sum(bool(OVERRIDE.fullmatch(word)) for word in command.words)
     is_command = not OVERRIDE.fullmatch(command.words[0])
     return is_command and (n_overrides >= 3 or (bool(TRAINER.search(text)) and n_overrides > 0))
+
+
+def _processes(words: Sequence[str]) -> int | None:
+    """Return how many processes torchrun starts on all nodes; None where a number is not known."""
+    counts = {"nnodes": 1}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if (option := PROCESSES.fullmatch(word)) is not None:
+            number = option[2] or after
+            if not number.isdigit():
+                return None
+            counts[option[1].replace("-", "_")] = int(number)
+    return counts["nnodes"] * counts["nproc_per_node"] if "nproc_per_node" in counts else None
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -160,6 +185,9 @@ def _read_override(launch: Settings, word: str) -> None:
         return
     launch.values.pop(key, None)
     launch.unread.pop(key, None)
+    if key in GROUPS:
+        launch.unread[key] = CHOSEN
+        return
     if UNKNOWN in text:
         launch.unread[key] = NOT_RUN
         return

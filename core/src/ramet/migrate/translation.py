@@ -46,6 +46,8 @@ class Settings:
     values: dict[str, Any] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    is_sft: bool = False  # of verl's SFT trainer
+    processes: int | None = None  # that torchrun starts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Translation:
     notes: list[KeyNote] = field(default_factory=list)
     unread: Mapping[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    table: str = ""  # of keys, where it is not the trainer's
 
     @property
     def source(self) -> str:
@@ -68,11 +71,11 @@ class Translation:
 
     @property
     def rows(self) -> dict[str, KeyRow]:
-        return table(self.trainer)
+        return table(self.table or self.trainer)
 
     def full(self, key: str) -> str:
         """Return the whole name of a key, where verl's `actor_rollout_ref.` is left out."""
-        is_whole = self.trainer != "verl" or key in self.rows or key in self.given
+        is_whole = self.rows is not table("verl") or key in self.rows or key in self.given
         return key if is_whole else f"actor_rollout_ref.{key}"
 
     def has(self, key: str) -> bool:

@@ -56,7 +56,7 @@ def translate(
     made = Translation(trainer="verl", job="train", given=given)
     made.translate_by_table()
     gpus = _devices(made)
-    for part in (_model, _engine, _algorithm, _loss, _kl, _correction, _turns, _branching, _names):
+    for part in (_model, _engine, _algorithm, _loss, _kl, _correction, _turns, _branching, set_names):
         part(made)
     _rewards(made, sources)
     _batches(made, gpus)
@@ -349,7 +349,8 @@ def _branching(made: Translation) -> None:
             made.set(f"branch_policy.params.{name}", made.get(key), key)
 
 
-def _names(made: Translation) -> None:
+def set_names(made: Translation) -> None:
+    """Set the run's name, its folder and its trackers, of either trainer of verl."""
     folder, name = "trainer.default_local_dir", str(made.get("trainer.experiment_name") or "")
     made.set_run(name, "trainer.experiment_name")
     if made.get(folder):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ramet.config.schema_sft import COLUMNS, SftConfig
 from ramet.data.dataset_info import OTHER_ROWS, SFT_ONLY
+from ramet.data.layout import ABSENT, value_at
 from ramet.io.json_values import cut
 
 LISTS = ("conversations", "messages")
@@ -30,7 +31,8 @@ Standard = tuple[Mapping[str, Any], list[str]]  # a row with `messages` or `conv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """The places where a row has what. `formatting` None: recognised row by row. `columns` of None are not read."""
+    """The places where a row has what. `formatting` None: recognised row by row. `columns` of None are not read; a dot
+    reaches into nested ones."""
 
     formatting: str | None = None
     columns: Mapping[str, str | None] = field(default_factory=dict)
@@ -57,7 +59,8 @@ class RowLayout:
 
     def value(self, row: Mapping[str, Any], name: str) -> Any:
         column = self.column(name)
-        return None if column is None else row.get(column)
+        value = ABSENT if column is None else value_at(row, column)
+        return None if value is ABSENT else value
 
     def rest(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """What a row has beside its messages."""
@@ -80,7 +83,11 @@ def standard_row(row: Mapping[str, Any], layout: RowLayout) -> Standard:
 
 def absent_columns(named: Mapping[str, Any], columns: Container[str]) -> list[str]:
     """The names of columns that no row has. Without them a column of another name would silently not be read."""
-    return [f"{key}={name}: no row has this column" for key, name in named.items() if name and name not in columns]
+    return [
+        f"{key}={name}: no row has this column"
+        for key, name in named.items()
+        if name and name not in columns and name.partition(".")[0] not in columns
+    ]
 
 
 def is_sft_row(row: Mapping[str, Any], prompt: str, layout: RowLayout) -> bool:
