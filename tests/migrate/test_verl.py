@@ -310,3 +310,32 @@ def test_what_cannot_be_read_is_refused(
     assert main(["migrate", *arguments]) == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+TOOLS_FILE = """
+tools:
+  - class_name: verl.tools.sandbox_fusion_tools.SandboxFusionTool
+    config: {type: native}
+    tool_schema: {type: function, function: {name: code_interpreter, description: Runs code.}}
+  - class_name: verl.tools.search_tool.SearchTool
+    tool_schema: {type: function, function: {name: search}}
+"""
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_tools_of_a_launch_are_those_of_its_file(known: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo data.train_files=t.parquet actor_rollout_ref.rollout.multi_turn.enable=True "
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml actor_rollout_ref.model.path=m\n"
+    )
+    (tmp_path / "tools.yaml").write_text(TOOLS_FILE if known else TOOLS_FILE.replace("SearchTool", "MyTool"))
+    made = migrate("verl", tmp_path / "run.sh")
+    decide = [note.why for note in made.notes if note.fate is Fate.OPEN and "tool_config_path" in note.key]
+    if known:
+        assert made.choices["tools"] == ["search"] and made.values["tools.code_interpreter.use"] == "python"
+        assert decide == []
+    else:
+        assert "tools" not in made.choices
+        assert decide == [
+            "name the tools that the model may call: tools=[NAME] in the recipe (nothing does what search does)"
+        ]

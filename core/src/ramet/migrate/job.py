@@ -51,9 +51,9 @@ def _of_verl(settings: Settings, tasks: int | None) -> Translation:
         _rows(as_list(settings.values.get(f"data.{files}") or []), column) for files in ("train_files", "val_files")
     )
     if trained is None:
-        return verl.translate(settings.values, tasks=tasks)
+        return verl.translate(settings.values, tasks=tasks, tools=settings.tools)
     sources = {source for source in (*trained, *(validated or ())) if source}
-    return verl.translate(settings.values, tasks=tasks or trained.total(), sources=sources)
+    return verl.translate(settings.values, tasks=tasks or trained.total(), sources=sources, tools=settings.tools)
 
 
 def _rows(files: Sequence[str], column: str) -> Counter[str] | None:

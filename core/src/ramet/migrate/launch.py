@@ -32,6 +32,7 @@ OF_VERL = (
 )  # its own config files, whose values the table knows
 CHOSEN = "it chooses a file of verl's own, whose keys are translated as far as the launch sets them"
 NOT_RUN = "its value is known only when the script runs: an argument of it, or the output of a program"
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 NO_KEY = "not a key=value of a section"
 
 
@@ -65,6 +66,7 @@ def of_script(path: Path, config: Path | None = None) -> Settings:
     options, words, others = _options(script.commands[first].words)
     remarks = [*script.notes, *_about(script.commands, launches, first)]
     launch = of_overrides(words, config or _config_file(options, path.resolve().parent, remarks))
+    launch.tools = _tools(launch.values.get(TOOLS), path.resolve().parent)
     launch.is_sft = is_sft
     launch.processes = _processes(script.commands[first].words) if is_sft else None
     launch.remarks[:0] = remarks
@@ -120,6 +122,21 @@ def _processes(words: Sequence[str]) -> int | None:
                 return None
             counts[option[1].replace("-", "_")] = int(number)
     return counts["nnodes"] * counts["nproc_per_node"] if "nproc_per_node" in counts else None
+
+
+def _tools(named: Any, folder: Path) -> dict[str, str]:
+    """Return the tools of the launch's file, name -> class; none if the file is not here, or not of its project."""
+    project = project_of(folder / "run.sh")
+    places = [] if not named else [(base / str(named)).resolve() for base in (folder, folder.parent, project)]
+    path = next((place for place in places if place.is_file() and place.is_relative_to(project)), None)
+    listed = [] if path is None else read_keys(path).get("tools")
+    tools = {}
+    for tool in listed if isinstance(listed, list) else []:
+        schema = tool.get("tool_schema") if isinstance(tool, dict) else None
+        name = (schema.get("function") or {}).get("name") if isinstance(schema, dict) else None
+        if name:
+            tools[str(name)] = str(tool.get("class_name"))
+    return tools
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:

@@ -137,7 +137,8 @@ def _needs(made: Translation) -> list[str]:
     }
     extras = ["train", *(name for name in EXTRAS if name in chosen), *(name for name in needed if needed[name])]
     owners, registries = set[str](), load_plugins().registries
-    for group, names in made.choices.items():
+    used = [ours for key, ours in values.items() if key.startswith("tools.") and key.endswith(".use")]
+    for group, names in [*made.choices.items(), ("tools", used)]:
         kind = KINDS.get(group)
         registry = None if kind is None else getattr(registries, kind)
         for name in names if isinstance(names, list) else [names]:

@@ -48,6 +48,7 @@ class Settings:
     remarks: list[str] = field(default_factory=list)
     is_sft: bool = False  # of verl's SFT trainer
     processes: int | None = None  # that torchrun starts
+    tools: dict[str, str] = field(default_factory=dict)  # name -> class of verl, of the launch's file of tools
 
 
 @dataclass(slots=True, kw_only=True)

@@ -37,6 +37,7 @@ FILES = {"gsm8k": "gsm8k", "math": "math", "math_reward": "math", "math_dapo": "
          "search_r1_like_qa_em": "qa_em", "deep_research": "deep_research"}  # fmt: skip
 WORDS = {"gsm8k": "gsm8k", "dapo": "math_dapo", "aime": "math_dapo", "math": "math", "searchr1": "qa_em",
          "nq_": "qa_em", "hotpot": "qa_em"}  # fmt: skip
+TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python", "SearchTool": "search"}  # by class
 ENGINES = {"vllm": "vllm", "sglang": "vllm", "hf": "torch"}
 OF_SEARCH = {"max_results": "max_results", "result_length": "result_chars", "zone": "zone", "location": "country"}
 RELEASED = ("initial_rollouts", "beam_size", "branch_probability", "entropy_weight")
@@ -47,17 +48,23 @@ LAST_ONLY = 1_000_000  # train.save_every, which has no word for "only the last"
 
 
 def translate(
-    given: Mapping[str, Any], *, tasks: int | None = None, sources: Collection[str] | None = None
+    given: Mapping[str, Any],
+    *,
+    tasks: int | None = None,
+    sources: Collection[str] | None = None,
+    tools: Mapping[str, str] | None = None,
 ) -> Translation:
     """Translate overrides of `verl.trainer.main_ppo`. Raises `ConfigError` for a text where a number is needed.
 
-    `tasks`: how many rows the training data has, `sources`: their data sources, where these are known.
+    `tasks`: how many rows the training data has, `sources`: their data sources, `tools`: verl's class of each tool by
+    its name, where these are known.
     """
     made = Translation(trainer="verl", job="train", given=given)
     made.translate_by_table()
     gpus = _devices(made)
-    for part in (_model, _engine, _algorithm, _loss, _kl, _correction, _turns, _branching, set_names):
+    for part in (_model, _engine, _algorithm, _loss, _kl, _correction, _branching, set_names):
         part(made)
+    _turns(made, tools or {})
     _rewards(made, sources)
     _batches(made, gpus)
     _offload(made, gpus)
@@ -261,7 +268,7 @@ def _sampling(made: Translation) -> None:
         made.set("train.eval_k", 1, n, why="train.eval_k=1: validations are greedy, so all rollouts would be the same")
 
 
-def _turns(made: Translation) -> None:
+def _turns(made: Translation, tools: Mapping[str, str]) -> None:
     """Choose the rollout step and the tools."""
     mode, enable, form, loop = (
         f"rollout.{name}" for name in ("mode", "multi_turn.enable", "multi_turn.format", "agent.default_agent_loop")
@@ -280,8 +287,7 @@ def _turns(made: Translation) -> None:
         made.choose("rollout_step", "hermes", enable, loop)
         limits = ("rollout.max_tool_calls", 1_000_000), ("rollout.max_turns", 1_000_000)
         made.values |= {ours: most for ours, most in limits if ours not in made.values}  # verl has no limit unless set
-        why = f"name the tools that the model may call: tools=[NAME] in the recipe, beside {enable}"
-        made.open("rollout.multi_turn.tool_config_path", why)
+        _tools(made, tools)
         if made.get(form) in ("hermes", "llama3_json", None):
             made.same(form, why="rollout_step=hermes reads this form")
         else:
@@ -290,6 +296,19 @@ def _turns(made: Translation) -> None:
         made.choose("rollout_step", "tags", enable, loop)
         made.set("rollout_step.system_prompt", "never", enable)  # verl adds no text to a prompt
         made.ignored(form, why="no calls are made")
+
+
+def _tools(made: Translation, tools: Mapping[str, str]) -> None:
+    """Choose the tools, under their names in the launch's file, where Ramet has one that does the same."""
+    key = "rollout.multi_turn.tool_config_path"
+    used = {name: TOOLS.get(kind.rpartition(".")[2]) for name, kind in tools.items()}
+    if not used or None in used.values():
+        unknown = f" (nothing does what {', '.join(n for n, ours in used.items() if not ours)} does)" if used else ""
+        made.open(key, f"name the tools that the model may call: tools=[NAME] in the recipe{unknown}")
+        return
+    why = "; ".join(f"{name} is Ramet's {ours}, with its own options" for name, ours in used.items())
+    made.choose("tools", [name for name, ours in used.items() if name == ours], key, why=why)
+    made.values |= {f"tools.{name}.use": ours for name, ours in used.items() if name != ours}
 
 
 def _published_tools(made: Translation) -> None:
