@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,11 +42,19 @@ class Allowed:
         """Return what the message says after `key=value: `; None for an allowed value."""
         if value is None or self._holds(value):
             return None
+        return f"allowed: {self}" if self.choices else f"must be {self}"
+
+    def __str__(self) -> str:
+        """Return the range in words: `at least 0 and at most 1`."""
         if self.choices:
-            return f"allowed: {', '.join(self.choices)}"
+            return ", ".join(self.choices)
         words = {"at least": self.minimum, "over": self.above, "under": self.below, "at most": self.maximum}
-        bounds = [f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None]
-        return "must be " + " and ".join([*(["a whole number"] if self.whole else []), *bounds])
+        bounds = [
+            "finite" if bound == math.inf else f"{word} {_plain(bound)}"
+            for word, bound in words.items()
+            if bound is not None
+        ]
+        return " and ".join([*(["a whole number"] if self.whole else []), *bounds])
 
     def _holds(self, value: Any) -> bool:
         if self.choices:
