@@ -28,7 +28,7 @@ def test_default_help_and_range_are_those_of_the_field() -> None:
         (Allowed(above=0), 0.1, 0, "must be over 0"),
         (Allowed(minimum=0, maximum=1), 1, 1.5, "must be at least 0 and at most 1"),
         (Allowed(above=0, maximum=1), 1, float("nan"), "must be over 0 and at most 1"),
-        (Allowed(minimum=0, below=float("inf")), 1, float("inf"), "must be at least 0 and under inf"),
+        (Allowed(minimum=0, below=float("inf")), 1, float("inf"), "must be at least 0 and finite"),
         (Allowed(choices=("local", "ray")), "ray", "mars", "allowed: local, ray"),
     ],
 )

@@ -40,6 +40,7 @@ class KeyHelp:
     text: str  # what it does, with its unit; empty if the package gives none
     allowed: str = ""  # the range of its values: `at least 1`
     jobs: tuple[str, ...] = ()  # the jobs that read it
+    source: str = ""  # the field that declares it: of options within options, and of classes that extend one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,11 @@ class SectionHelp:
     many: bool  # chosen with NAME=[A,B] instead of NAME=A
     keys: tuple[KeyHelp, ...]
     components: tuple[ComponentHelp, ...]
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the section is itself a key: `trackers=[console]`."""
+        return len(self.keys) == 1 and self.keys[0].key == self.name
 
 
 def sections(catalog: Catalog | None = None) -> tuple[SectionHelp, ...]:
@@ -120,10 +126,17 @@ def keys_of(cls: type[Any], prefix: str, *, skip: tuple[str, ...] = ()) -> Itera
         if dataclasses.is_dataclass(hint):
             yield from keys_of(typing.cast("type[Any]", hint), key)
             continue
-        yield _key(key, hint, field, field.metadata.get("help") or comments.get(field.name))
+        text = field.metadata.get("help") or comments.get(field.name)
+        yield _key(key, hint, field, text, source=f"{_owner(cls, field.name)}.{field.name}")
 
 
-def _key(key: str, hint: Any, field: dataclasses.Field[Any], text: str | None) -> KeyHelp:
+def _owner(cls: type[Any], name: str) -> str:
+    """Return the class that declares a field: `cls`, or one that it extends."""
+    owner = next((base for base in cls.__mro__ if name in base.__dict__.get("__annotations__", {})), cls)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _key(key: str, hint: Any, field: dataclasses.Field[Any], text: str | None, source: str = "") -> KeyHelp:
     allowed, section = field.metadata.get("allowed"), key.partition(".")[0]
     return KeyHelp(
         key=key,
@@ -134,6 +147,7 @@ def _key(key: str, hint: Any, field: dataclasses.Field[Any], text: str | None) -
         jobs=tuple(
             job for job, built in JOBS.items() if section in built and job not in ANY and key not in REPLACED[job]
         ),
+        source=source,
     )
 
 

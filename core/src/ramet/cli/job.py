@@ -34,7 +34,9 @@ class JobCommand:
         if options.help:
             from ramet.cli.job_help import job_help
 
-            say(job_help(self.name, self.summary, options.config_dir))
+            words = [word for word in options.overrides if "=" not in word]
+            overrides = [text for text in options.overrides if "=" in text]
+            say(job_help(self.name, self.summary, words, overrides, options.config_dir))
             return 0
         if options.on is not None and (not options.dry_run or options.multirun):
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")

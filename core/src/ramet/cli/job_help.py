@@ -1,131 +1,96 @@
-"""`ramet JOB --help`: every section that the job builds, and every installed plugin's options, with types and defaults.
+"""`ramet JOB --help`: usage, options, presets and the keys that people set, on one screen.
 
-The text is made from the dataclasses: annotations, defaults and the help of each field's `option(default, "help")`.
-Plugins of before `option` was public write `metadata={"help": "…"}`, or a comment at the end of the field's line.
+Words after `--help` (a section, a key, a component, any other word) are answered by `key_help`. Keys on the same command
+line count: `ramet train algorithm=arpo --help` shows the values that they lead to.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import re
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from omegaconf import MISSING
-
-from ramet.config.catalog import Catalog, make_catalog
+from ramet.cli.common_keys import COMMON, EXAMPLES
+from ramet.cli.help_data import SectionHelp, sections
+from ramet.cli.help_text import columns, entry, listing, paragraph
+from ramet.cli.key_help import InForce, answer
+from ramet.config.compose import layers
 from ramet.config.hydra_adapter import group_options
-from ramet.config.keys import JOBS
-from ramet.config.schema import Config
-from ramet.config.sections import CLUSTER, COMPONENTS, PRESETS
-from ramet.config.settings import type_in_words
+from ramet.config.sections import PRESETS
 from ramet.plugins import Plugins, load_plugins
 
-_COMMENT = re.compile(r"^\s+(\w+): .*?  # (.+)$", re.MULTILINE)
+COLUMN = 36  # where the texts of keys begin
+OPTIONS = {
+    "--dry-run": "check everything, print what would be done and written, do nothing",
+    "--on 8x80GiB": "with --dry-run: plan for this hardware instead of the local machine",
+    "--show N": "print the first N sequences: what is trained and what is masked",
+    "--replay RUN": "recompute a run's updates from recorded rollouts",
+    "--replay RESULT": "score a finished evaluation again, without model and network",
+    "-m": "a sweep: one run for every combination of key=1,2",
+    "--cfg job": "print the resolved configuration, do nothing",
+    "--config-dir DIR": "more presets and experiments, as hydra_configs/ of the working directory",
+    "--trust-recipe FILE": "a file of these folders may name programs to run",
+}
+OF_ONE_JOB = {"--show N": "sft", "--replay RUN": "train", "--replay RESULT": "eval"}
+USAGE = "[key=value …] [OPTIONS] [--help [SECTION|KEY|WORD|all]]"
+WHERE_LISTED = {"algorithm": "ramet algorithms", "experiment": "ramet recipes"}
 
 
-def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
-    """The whole help text."""
-    plugins = load_plugins()
-    catalog = make_catalog(plugins)
-    choices = group_options((*PRESETS, CLUSTER), config_dir=config_dir)
-    show = {"sft": " [--show N]", "train": " [--replay RUN]", "eval": " [--replay RESULT]"}.get(job, "")
-    lines = [
-        f"usage: ramet {job} [key=value …] [--dry-run]{show} [-m] [--cfg job] [--config-dir DIR] [--debug]",
-        "",
-        f"{summary[0].upper()}{summary[1:]}.",
-        "",
-        "  --dry-run         check everything, print what would be done and written, do nothing",
-        "  --on 8x80GiB      with --dry-run: plan for this hardware instead of the local machine (docs/scaling.md)",
-        *(["  --show 3          print the first 3 sequences: what is trained and what is masked"] * (job == "sft")),
-        *(["  --replay RUN      recompute a run's updates from recorded rollouts"] * (job == "train")),
-        *(["  --replay RESULT   score a finished evaluation once more, without model and network"] * (job == "eval")),
-        "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
-        "  --cfg job         print the resolved configuration and do nothing",
-        "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",
-        "  --trust-recipe FILE  a file of these folders may name programs to run (docs/security.md)",
-        "",
-        "Presets:",
-        *(f"  {group}={'|'.join(names) or '(none found)'}" for group, names in choices.items() if group in PRESETS),
-        "",
-        "Keys (type = default):",
-        *(line for section in JOBS[job] for line in _section(section, catalog, choices)),
-        *_broken(plugins),
-    ]
-    return "\n".join(lines)
+def job_help(
+    job: str, summary: str, words: Sequence[str] = (), overrides: Sequence[str] = (), config_dir: Path | None = None
+) -> str:
+    """Return the help of a job, or what it says of `words`. Raises `ConfigError` for a word that nothing has.
+
+    overrides: `key=value` of the same command line, for values and chosen components.
+    """
+    in_force = InForce(layers(overrides, job=job, config_dir=config_dir).tree)
+    of_job = [section for section in sections() if job in section.jobs]
+    width = columns()
+    if words:
+        return "\n".join(answer(words, job, of_job, in_force, width))
+    lines = [f"usage: ramet {job} {USAGE}", f"{summary[0].upper()}{summary[1:]}.", ""]
+    for option, text in OPTIONS.items():
+        if OF_ONE_JOB.get(option, job) == job:
+            lines += entry(option, text, width=width, column=COLUMN - 12)
+    lines += ["", *_presets(job, config_dir, width), ""]
+    lines += ["Keys that people set, with their values (null: none):"]
+    lines += [line for key in COMMON[job] for line in _common(key, of_job, in_force, width)]
+    lines += ["", "Example:", *(f"  {line}" for line in EXAMPLES[job]), "", *_more(job, of_job, width)]
+    return "\n".join([*lines, *_broken(load_plugins(), width)])
 
 
-def _broken(plugins: Plugins) -> Iterator[str]:
-    """Plugins whose options are missing above, as `ramet plugins` lists them."""
+def _presets(job: str, config_dir: Path | None, width: int) -> Iterator[str]:
+    for group, names in group_options(PRESETS, config_dir=config_dir).items():
+        if group == "experiment" or job == "train":
+            label = f"{group + '=':12}"
+            yield from listing(label, names or ["(none found)"], width=width, most=2, rest=WHERE_LISTED[group])
+
+
+def _common(key: str, of_job: Sequence[SectionHelp], in_force: InForce, width: int) -> list[str]:
+    section = next((section for section in of_job if section.name == key), None)
+    if section is not None and not section.is_key:
+        names = ", ".join(component.name for component in section.components)
+        left, text = in_force.choice(section), f"{names}"
+        if len(names) > width - COLUMN:
+            text = f"names of {len(section.components)} components: --help {section.name}"
+        return entry(left, text, width=width, column=COLUMN)
+    found = next(found for section in of_job for found in section.keys if found.key == key)
+    return entry(in_force.assignment(found), found.text.partition("; ")[0], width=width, column=COLUMN)
+
+
+def _more(job: str, of_job: Sequence[SectionHelp], width: int) -> list[str]:
+    names = ", ".join(section.name for section in of_job)
+    return paragraph(
+        f"More: `ramet {job} --help WORD`, where WORD is a section ({names}), a key (model.path), a component "
+        f"(engine.vllm), any word of their texts, or `all`.",
+        width=width,
+    )
+
+
+def _broken(plugins: Plugins, width: int) -> Iterator[str]:
+    """Yield the plugins whose options are missing, as `ramet plugins` lists them."""
     broken = [info for info in plugins.infos if info.broken]
     if broken:
         yield from ("", "Plugins that failed to load:")
     for info in broken:
-        yield f"  {info.name}  — {info.distribution}; BROKEN: {' '.join(str(info.broken).split())}"
-
-
-def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    group = next((group for group in COMPONENTS if group.name == section), None)
-    yield ""
-    if group is None:
-        hint = typing.get_type_hints(Config)[section]
-        yield f"{section}={'|'.join(choices[section])}" if section in choices else section
-        if dataclasses.is_dataclass(hint):
-            yield from keys(typing.cast("type[Any]", hint), section)
-        else:
-            section_field = next(field for field in dataclasses.fields(Config) if field.name == section)
-            yield _line(section, 2, hint, section_field, None)
-        return
-    components = catalog.components[section]
-    names = ",".join(components)
-    yield f"{section}=[{names}]" if group.many else f"{section}={'|'.join(components)}"
-    for name, component in components.items():
-        yield f"  {name}  — {component.plugin}" + (f"; UNUSABLE: {component.unusable}" if component.unusable else "")
-        if component.options is not None and not component.unusable:
-            path = f"{section}.{name}" if group.many else section
-            yield from keys(component.options, f"{path}.params", indent=4)
-    wrapper = typing.get_type_hints(Config)[section]
-    section_class = typing.get_args(wrapper)[1] if group.many else wrapper
-    yield from keys(section_class, f"{section}.NAME" if group.many else section, skip=("name", "params"))
-
-
-def keys(cls: type[Any], prefix: str, *, indent: int = 2, skip: tuple[str, ...] = ()) -> Iterator[str]:
-    """One line for each option of a dataclass, nested ones too, in the order of its fields."""
-    hints, comments = typing.get_type_hints(cls), _comments(cls)
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        if field.name in skip:
-            continue
-        if dataclasses.is_dataclass(hint):
-            yield from keys(typing.cast("type[Any]", hint), f"{prefix}.{field.name}", indent=indent)
-            continue
-        help = field.metadata.get("help") or comments.get(field.name)
-        yield _line(f"{prefix}.{field.name}", indent, hint, field, help)
-
-
-def _line(key: str, indent: int, hint: Any, field: dataclasses.Field[Any], help: str | None) -> str:
-    text = f"{' ' * indent + key:40}  {type_in_words(hint)} = {_default(field)}"
-    return f"{text}  # {help}" if help else text
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    elif field.default is not dataclasses.MISSING and field.default != MISSING:
-        value = field.default
-    else:
-        return "required"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def _comments(cls: type[Any]) -> dict[str, str]:
-    try:
-        return dict(_COMMENT.findall(inspect.getsource(cls)))
-    except (OSError, TypeError):  # a class without source, such as one made in a shell
-        return {}
+        reason = " ".join(str(info.broken).split())
+        yield from paragraph(f"{info.name}  — {info.distribution}; BROKEN: {reason}", width=width, indent=2)
