@@ -11,8 +11,8 @@ COMMON = {
         "engine", "tools", "rewards", "trackers",
         "rollout.group_size", "rollout.max_turns", "rollout.max_tool_calls", "rollout.max_response_tokens",
         "rollout.temperature", "rollout_step.instruction",
-        "train.steps", "train.tasks_per_step", "train.minibatches", "train.kl_coef", "train.resample_rounds",
-        "train.eval_every", "train.eval_k", "train.save_every", "train.keep_best", "train.staleness",
+        "train.steps", "train.tasks_per_step", "train.minibatches", "train.kl_coef",
+        "train.eval_every", "train.eval_k", "train.save_every", "train.staleness",
         "policy.lr", "policy.lora_rank", "policy.max_microbatch_tokens", "policy.activation_checkpointing",
         "policy.offload",
         "cluster", "cluster.policy_workers", "cluster.rollout_workers", "cluster.colocate",
@@ -38,9 +38,9 @@ COMMON = {
 }  # fmt: skip
 EXAMPLES = {
     "train": (
-        "ramet train algorithm=arpo model.path=Qwen/Qwen2.5-0.5B-Instruct data.train=tasks.jsonl",
-        "    'tools=[python]' 'rewards=[custom]' rewards.custom.params.path=reward.py run.name=first --dry-run",
+        "ramet train algorithm=arpo model.path=Qwen/Qwen2.5-0.5B-Instruct data.train=tasks.jsonl \\",
+        "    'tools=[python]' 'rewards=[custom]' rewards.custom.params.path=reward.py --dry-run",
     ),
     "sft": ("ramet sft model.path=Qwen/Qwen2.5-0.5B-Instruct sft.data=traces.jsonl 'tools=[python]' --dry-run",),
-    "eval": ("ramet eval model.path=runs/first 'benchmarks=[gsm8k]' 'tools=[python]' evaluate.k=4 --dry-run",),
+    "eval": ("ramet eval model.path=exported 'benchmarks=[gsm8k]' 'tools=[python]' evaluate.k=4 --dry-run",),
 }

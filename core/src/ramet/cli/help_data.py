@@ -40,6 +40,7 @@ class KeyHelp:
     text: str  # what it does, with its unit; empty if the package gives none
     allowed: str = ""  # the range of its values: `at least 1`
     jobs: tuple[str, ...] = ()  # the jobs that read it
+    component: str = ""  # whose option it is: `engine.vllm`; empty for the core's keys
     source: str = ""  # the field that declares it: of options within options, and of classes that extend one
 
 
@@ -100,12 +101,13 @@ def _section(field: dataclasses.Field[Any], catalog: Catalog) -> SectionHelp:
 
 def _component(choice: Choice, many: bool) -> ComponentHelp:
     prefix = f"{choice.group}.{choice.name}.params" if many else f"{choice.group}.params"
-    described = choice.options is not None and not choice.unusable
+    name = f"{choice.group}.{choice.name}"
+    keys = keys_of(choice.options, prefix) if choice.options is not None and not choice.unusable else ()
     return ComponentHelp(
         name=choice.name,
         provider=choice.plugin,
         text=_summary(choice.options),
-        keys=tuple(keys_of(choice.options, prefix)) if described and choice.options else (),
+        keys=tuple(dataclasses.replace(key, component=name) for key in keys),
         unusable=choice.unusable or "",
     )
 
@@ -124,23 +126,36 @@ def keys_of(cls: type[Any], prefix: str, *, skip: tuple[str, ...] = ()) -> Itera
         if field.name in skip:
             continue
         if dataclasses.is_dataclass(hint):
-            yield from keys_of(typing.cast("type[Any]", hint), key)
+            yield from _nested(field, typing.cast("type[Any]", hint), key)
             continue
         text = field.metadata.get("help") or comments.get(field.name)
         yield _key(key, hint, field, text, source=f"{_owner(cls, field.name)}.{field.name}")
 
 
+def _nested(field: dataclasses.Field[Any], cls: type[Any], prefix: str) -> Iterator[KeyHelp]:
+    """Yield the options within an option, with the defaults that it gives them."""
+    values = field.default_factory() if callable(field.default_factory) else None
+    for key in keys_of(cls, prefix):
+        name = key.key.removeprefix(f"{prefix}.")
+        given = values is not None and "." not in name
+        yield dataclasses.replace(key, default=_written(getattr(values, name))) if given else key
+
+
 def _owner(cls: type[Any], name: str) -> str:
     """Return the class that declares a field: `cls`, or one that it extends."""
-    owner = next((base for base in cls.__mro__ if name in base.__dict__.get("__annotations__", {})), cls)
+    owner = next((base for base in cls.__mro__ if name in inspect.get_annotations(base)), cls)
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _key(key: str, hint: Any, field: dataclasses.Field[Any], text: str | None, source: str = "") -> KeyHelp:
     allowed, section = field.metadata.get("allowed"), key.partition(".")[0]
+    type_text = type_in_words(hint)
+    if isinstance(allowed, Allowed) and allowed.choices:
+        type_text = f"one of {allowed}{' or null' * type_text.endswith(' or null')}"
+        allowed = None
     return KeyHelp(
         key=key,
-        type=type_in_words(hint),
+        type=type_text,
         default=_default(field),
         text=text or "",
         allowed=str(allowed) if isinstance(allowed, Allowed) else "",
@@ -158,6 +173,11 @@ def _default(field: dataclasses.Field[Any]) -> str:
         value = field.default
     else:
         return REQUIRED
+    return _written(value)
+
+
+def _written(value: Any) -> str:
+    """Return a value as it is typed."""
     return shown(value.value if isinstance(value, Enum) else value) or "''"
 
 

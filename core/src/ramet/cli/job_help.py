@@ -1,16 +1,17 @@
 """`ramet JOB --help`: usage, options, presets and the keys that people set, on one screen.
 
-Words after `--help` (a section, a key, a component, any other word) are answered by `key_help`. Keys on the same command
-line count: `ramet train algorithm=arpo --help` shows the values that they lead to.
+Words after `--help` (a section, a key, a component, any other word) are answered by `key_help`. Keys on the same
+command line count: `ramet train algorithm=arpo --help` shows the values that they lead to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ramet.cli.common_keys import COMMON, EXAMPLES
-from ramet.cli.help_data import SectionHelp, sections
+from ramet.cli.help_data import KeyHelp, SectionHelp, sections
 from ramet.cli.help_text import columns, entry, listing, paragraph
 from ramet.cli.key_help import InForce, answer
 from ramet.config.compose import layers
@@ -18,7 +19,7 @@ from ramet.config.hydra_adapter import group_options
 from ramet.config.sections import PRESETS
 from ramet.plugins import Plugins, load_plugins
 
-COLUMN = 36  # where the texts of keys begin
+COLUMN = 38  # where the texts of keys begin
 OPTIONS = {
     "--dry-run": "check everything, print what would be done and written, do nothing",
     "--on 8x80GiB": "with --dry-run: plan for this hardware instead of the local machine",
@@ -33,6 +34,7 @@ OPTIONS = {
 OF_ONE_JOB = {"--show N": "sft", "--replay RUN": "train", "--replay RESULT": "eval"}
 USAGE = "[key=value …] [OPTIONS] [--help [SECTION|KEY|WORD|all]]"
 WHERE_LISTED = {"algorithm": "ramet algorithms", "experiment": "ramet recipes"}
+MOST_LINES = {"algorithm": 2, "experiment": 1}
 
 
 def job_help(
@@ -43,7 +45,11 @@ def job_help(
     overrides: `key=value` of the same command line, for values and chosen components.
     """
     in_force = InForce(layers(overrides, job=job, config_dir=config_dir).tree)
-    of_job = [section for section in sections() if job in section.jobs]
+    of_job = [
+        replace(section, keys=tuple(key for key in section.keys if job in key.jobs))
+        for section in sections()
+        if job in section.jobs
+    ]
     width = columns()
     if words:
         return "\n".join(answer(words, job, of_job, in_force, width))
@@ -52,7 +58,7 @@ def job_help(
         if OF_ONE_JOB.get(option, job) == job:
             lines += entry(option, text, width=width, column=COLUMN - 12)
     lines += ["", *_presets(job, config_dir, width), ""]
-    lines += ["Keys that people set, with their values (null: none):"]
+    lines += ["Keys that people set, with their values:"]
     lines += [line for key in COMMON[job] for line in _common(key, of_job, in_force, width)]
     lines += ["", "Example:", *(f"  {line}" for line in EXAMPLES[job]), "", *_more(job, of_job, width)]
     return "\n".join([*lines, *_broken(load_plugins(), width)])
@@ -62,19 +68,37 @@ def _presets(job: str, config_dir: Path | None, width: int) -> Iterator[str]:
     for group, names in group_options(PRESETS, config_dir=config_dir).items():
         if group == "experiment" or job == "train":
             label = f"{group + '=':12}"
-            yield from listing(label, names or ["(none found)"], width=width, most=2, rest=WHERE_LISTED[group])
+            yield from listing(
+                label, names or ["(none found)"], width=width, most=MOST_LINES[group], rest=WHERE_LISTED[group]
+            )
 
 
 def _common(key: str, of_job: Sequence[SectionHelp], in_force: InForce, width: int) -> list[str]:
     section = next((section for section in of_job if section.name == key), None)
     if section is not None and not section.is_key:
         names = ", ".join(component.name for component in section.components)
-        left, text = in_force.choice(section), f"{names}"
-        if len(names) > width - COLUMN:
+        left, text = in_force.choice(section), names or _files_of(section)
+        if len(text) > width - COLUMN:
             text = f"names of {len(section.components)} components: --help {section.name}"
         return entry(left, text, width=width, column=COLUMN)
     found = next(found for section in of_job for found in section.keys if found.key == key)
-    return entry(in_force.assignment(found), found.text.partition("; ")[0], width=width, column=COLUMN)
+    return entry(in_force.assignment(found), _short(found, in_force), width=width, column=COLUMN)
+
+
+def _files_of(section: SectionHelp) -> str:
+    """Return what a section of the core's own files can choose: `local, ray`."""
+    return next(
+        (key.type.removeprefix("one of ") for key in section.keys if key.key == f"{section.name}.name"), section.text
+    )
+
+
+def _short(key: KeyHelp, in_force: InForce) -> str:
+    """Return the first clause of a key's text, and the one about the value in force: `null: all`, `0: none`."""
+    first, *others = key.text.split("; ")
+    value = in_force.assignment(key).partition("=")[2]
+    return "; ".join(
+        [first, *(clause for clause in others if clause.startswith((f"{value}:", f"{value.removesuffix('.0')}:")))]
+    )
 
 
 def _more(job: str, of_job: Sequence[SectionHelp], width: int) -> list[str]:

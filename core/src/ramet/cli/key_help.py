@@ -9,12 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ramet.cli.common_keys import COMMON
 from ramet.cli.help_data import REQUIRED, ComponentHelp, KeyHelp, SectionHelp
 from ramet.cli.help_text import entry, paragraph
+from ramet.cli.repeated_keys import RepeatedKeys
 from ramet.config.aliases import meant, names_of_others
 from ramet.config.gone import shown
-from ramet.config.keys import unused_key
-from ramet.config.sections import PRESETS
+from ramet.config.keys import JOBS, unused_key
+from ramet.config.sections import COMPONENTS, PRESETS
 from ramet.errors import ConfigError
 
 COLUMN = 44  # where the texts of keys begin
@@ -30,7 +32,7 @@ class InForce:
 
     def assignment(self, key: KeyHelp) -> str:
         """Return `key=value` as it is typed: the value in force, else the default."""
-        value = self.value(key.key)
+        value = self.value(key.key) if not key.component or key.component in self._components() else ...
         if value is ...:
             return f"{key.key}={'…' if key.default == REQUIRED else key.default}"
         return f"{key.key}={'…' if value == '???' else written(value)}"
@@ -43,6 +45,14 @@ class InForce:
                 return ...
             node = node[part]
         return node
+
+    def _components(self) -> set[str]:
+        """Return the chosen components as `engine.torch`. Entries of sections of many are in the values by name."""
+        return {
+            f"{group.name}.{name}"
+            for group in COMPONENTS
+            for name in (self.value(group.name) if group.many else [self.value(f"{group.name}.name")])
+        }
 
     def chosen(self, section: SectionHelp) -> set[str]:
         """Return the names of the components that the section chooses, by registered name."""
@@ -80,34 +90,31 @@ class _Page:
             for component in section.components:
                 yield from component.keys
 
-    def entry(self, key: KeyHelp, indent: int = 2) -> list[str]:
-        """Return the lines of one key: `key=value  text [type, range]`."""
-        kind = f"[{key.type}{f', {key.allowed}' if key.allowed and not key.type.startswith('one of') else ''}]"
-        text = f"{key.text} {kind}".strip()
+    def entry(self, key: KeyHelp, indent: int = 2, owner: str = "") -> list[str]:
+        """Return the lines of one key: `key=value  text [type, range]`; after them whose option it is, where given."""
+        text = f"{key.text} [{', '.join(filter(None, (key.type, key.allowed, owner)))}]".strip()
         return entry(self.in_force.assignment(key), text, width=self.width, column=COLUMN, indent=indent)
 
 
-def answer(
-    words: Sequence[str], job: str, sections: Sequence[SectionHelp], in_force: InForce, width: int
-) -> list[str]:
+def answer(words: Sequence[str], job: str, sections: Sequence[SectionHelp], in_force: InForce, width: int) -> list[str]:
     """Return the lines about each word. Raises `ConfigError` for a word that no section, key or text has."""
     page = _Page(job, sections, in_force, width)
     return [line for word in words for line in _about(word, page)]
 
 
 def _about(word: str, page: _Page) -> list[str]:
+    repeated = RepeatedKeys()
     if word == EVERYTHING:
-        shown_before = dict[tuple[str, str], str]()
-        return [line for section in page.sections for line in _section(section, page, shown_before, unfold=True)]
+        return [line for section in page.sections for line in _section(section, page, repeated, unfold=True)]
     if word in PRESETS:
         return [f"{word}=NAME: {LISTED_BY[word]}"]
     for section in page.sections:
         if section.name == word:
-            return list(_section(section, page, {}, unfold=False))
+            return list(_section(section, page, repeated, unfold=False))
     if keys := [key for key in page.keys() if key.key in (word, _of_any_entry(word, page))]:
         return [line for key in keys for line in _key(key, page)]
     if components := _components(word, page):
-        return [line for section, component in components for line in _component(section, component, page, {})]
+        return [line for section, component in components for line in _component(section, component, page, repeated)]
     return list(_search(word, page))
 
 
@@ -118,7 +125,7 @@ def _of_any_entry(word: str, page: _Page) -> str:
     return f"{name}.NAME.{rest.partition('.')[2]}" if many else word
 
 
-def _section(section: SectionHelp, page: _Page, before: dict[tuple[str, str], str], *, unfold: bool) -> Iterator[str]:
+def _section(section: SectionHelp, page: _Page, repeated: RepeatedKeys, *, unfold: bool) -> Iterator[str]:
     """Yield the core's keys of a section and its components, those that are not chosen on one line each."""
     title = f"{section.name}: {section.text}" if section.text else section.name
     yield from paragraph(title, width=page.width)
@@ -127,46 +134,34 @@ def _section(section: SectionHelp, page: _Page, before: dict[tuple[str, str], st
     chosen = page.in_force.chosen(section) if section.components else set[str]()
     for component in section.components:
         if unfold or component.name in chosen or component.unusable:
-            yield from _component(section, component, page, before)
+            yield from _component(section, component, page, repeated)
         else:
             yield from _folded(section, component, page)
     yield ""
 
 
 def _folded(section: SectionHelp, component: ComponentHelp, page: _Page) -> list[str]:
-    options = len(component.keys)
-    how = f"{options} option{'s' * (options != 1)}: --help {section.name}.{component.name}" if options else "no options"
-    text = f"{component.text} ({how})" if component.text else f"({how})"
+    how = f": --help {section.name}.{component.name}" if component.keys else ""
+    text = f"{component.text} ({_counted(len(component.keys))}{how})".strip()
     return entry(component.name, text, width=page.width, column=COLUMN - 16)
 
 
-def _component(
-    section: SectionHelp, component: ComponentHelp, page: _Page, before: dict[tuple[str, str], str]
-) -> Iterator[str]:
+def _component(section: SectionHelp, component: ComponentHelp, page: _Page, repeated: RepeatedKeys) -> Iterator[str]:
     """Yield the options of a component. Those that another one has shown are one line."""
     choice = f"{section.name}=[{component.name}]" if section.many else f"{section.name}={component.name}"
     reason = f"; UNUSABLE: {component.unusable}" if component.unusable else ""
     text = f": {component.text}" if component.text else ""
-    yield from paragraph(f"  {choice}  — {component.provider}{reason}{text}", width=page.width, indent=2)
-    repeated = dict[tuple[str, str], int]()  # (prefix here, prefix there) -> how many keys
-    for key in component.keys:
-        there = before.setdefault((key.source, key.default), key.key)
-        if there == key.key or not key.source:
-            yield from page.entry(key, indent=4)
-        else:
-            prefixes = _without_common_end(key.key, there)
-            repeated[prefixes] = repeated.get(prefixes, 0) + 1
-    for (here, there), count in repeated.items():
-        yield from entry(f"{here}.*", f"{count} options, as {there}.*", width=page.width, column=COLUMN, indent=4)
+    yield from paragraph(f"{choice}  — {component.provider}{reason}{text}", width=page.width, indent=2)
+    new, shared = repeated.split(component.keys)
+    for key in new:
+        yield from page.entry(key, indent=4)
+    for (here, there), count in shared.items():
+        text = f"{_counted(count)}, as {there}.*"
+        yield from entry(f"{here}.*", text, width=page.width, column=COLUMN, indent=4)
 
 
-def _without_common_end(one: str, other: str) -> tuple[str, str]:
-    """Return the prefixes of two keys without the end that both have, up to `params`."""
-    ones, others = one.split("."), other.split(".")
-    while ones[-1] == others[-1] != "params":
-        ones.pop()
-        others.pop()
-    return ".".join(ones), ".".join(others)
+def _counted(options: int) -> str:
+    return f"{options} option{'s' * (options != 1)}" if options else "no options"
 
 
 def _key(key: KeyHelp, page: _Page) -> Iterator[str]:
@@ -176,6 +171,7 @@ def _key(key: KeyHelp, page: _Page) -> Iterator[str]:
         yield from paragraph(key.text, width=page.width, indent=2)
     names = dict.fromkeys(names_of_others().get(key.key, ()))
     facts = {
+        "option of": key.component,
         "type": key.type,
         "allowed": key.allowed,
         "default": key.default,
@@ -183,7 +179,7 @@ def _key(key: KeyHelp, page: _Page) -> Iterator[str]:
         "other trainers": ", ".join(names),
     }
     for name, fact in facts.items():
-        if fact and not (name == "allowed" and key.type.startswith("one of")):
+        if fact:
             yield from entry(name, fact, width=page.width, column=20)
     yield ""
 
@@ -200,27 +196,31 @@ def _components(word: str, page: _Page) -> list[tuple[SectionHelp, ComponentHelp
 
 def _search(word: str, page: _Page) -> Iterator[str]:
     """Yield the keys whose name, text or other trainers' name has the word, each text once."""
-    if (problem := unused_key(word, page.job)) is not None:
-        raise ConfigError(f"--help {problem}")
+    if problem := _of_another_job(word, page.job):
+        raise ConfigError(problem)
     others = meant(word, lambda candidate: any(key.key == candidate for key in page.keys())) or []
     sought = word.lower()
-    found = [
-        key
-        for key in page.keys()
-        if sought in key.key.lower() or sought in key.text.lower() or key.key in others
-    ]
+    found = [key for key in page.keys() if sought in key.key.lower() or sought in key.text.lower() or key.key in others]
     if not found:
         raise ConfigError(_unknown(word, page))
-    before = set[tuple[str, str]]()
-    for key in found:
-        if (key.source, key.default) not in before:
-            yield from page.entry(key)
-        before.add((key.source, key.default))
+    for key in RepeatedKeys().split(found)[0]:
+        in_key = f"{key.component}." in key.key  # as in tools.python.params.slots
+        yield from page.entry(key, owner="" if in_key or not key.component else f"of {key.component}")
+
+
+def _of_another_job(word: str, job: str) -> str | None:
+    """Return where a key or section that this job does not read is explained."""
+    section = word.partition(".")[0]
+    others = [other for other in COMMON if section in JOBS[other]]
+    if others and job not in others:
+        return f"--help {word}: `ramet {job}` has no section {section!r}; see `ramet {others[0]} --help {word}`"
+    problem = unused_key(word, job) if others else None
+    return f"--help {problem}" if problem else None
 
 
 def _unknown(word: str, page: _Page) -> str:
     names = dict.fromkeys(_names(page))
-    close = difflib.get_close_matches(word, list(names), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(names), n=2, cutoff=0.7)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     sections = ", ".join(section.name for section in page.sections)
     return f"--help {word}: no section, key, component or text has it.{hint} Sections: {sections}"

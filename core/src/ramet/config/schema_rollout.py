@@ -18,34 +18,46 @@ PATIENCE, VALIDATION = Resume.PATIENCE, Resume.VALIDATION
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig:
     group_size: int = option(
-        8, "M: rollouts per task, forks included", minimum=1, resume=NUMBERS,
+        8, "rollouts per task and step, forks included", minimum=1, resume=NUMBERS,
         instead={"eval": "evaluate.k", "play": "--n"},
         aka="rollout.n rollout_n num_generations n_samples_per_prompt num_rollouts group_size"
     )
-    max_turns: int = option(16, minimum=1, resume=NUMBERS, aka="max_assistant_turns max_user_turns max_iterations")
-    max_tool_calls: int = option(8, minimum=0, resume=NUMBERS, aka="call_limit")
+    max_turns: int = option(
+        16, "most turns of a rollout; a turn is one generation and what its tools return", minimum=1, resume=NUMBERS,
+        aka="max_assistant_turns max_user_turns max_iterations"
+    )
+    max_tool_calls: int = option(
+        8, "most tool calls of a rollout, of all tools together", minimum=0, resume=NUMBERS, aka="call_limit"
+    )
     max_response_tokens: int = option(
-        4096, "of a rollout, tool results included", minimum=1, resume=NUMBERS,
+        4096, "most tokens after the prompt, tool results included", minimum=1, resume=NUMBERS,
         aka="max_response_length max_completion_length generate_max_len max_new_tokens max_tokens response_length"
     )
     temperature: float = option(
-        1.0, minimum=0, resume=NUMBERS, instead={"eval": "evaluate.sampling.temperature"}, aka="temperature"
+        1.0, "sampling temperature; 0: greedy", minimum=0, resume=NUMBERS,
+        instead={"eval": "evaluate.sampling.temperature"}, aka="temperature"
     )
     first_tokens: int = option(
-        20, "k: sampled tokens of a turn after which a branch policy is asked", minimum=1, resume=NUMBERS
+        20, "sampled tokens at the start of a turn after which the branch policy may fork", minimum=1, resume=NUMBERS
     )
     max_concurrent: int = option(
-        256, "rollouts in flight in one rollout worker; run.deterministic: at most the engine's slots", minimum=1,
+        256, "rollouts at the same time in one rollout worker; run.deterministic: at most the engine's slots",
+        minimum=1,
         resume=MEMORY
     )
-    deadline_s: float = option(1800.0, "of one rollout", above=0, resume=PATIENCE)
+    deadline_s: float = option(
+        1800.0, "time limit of one rollout, in seconds; then it is masked", above=0, resume=PATIENCE
+    )
     step_deadline_s: float = option(
-        7200.0, "of all rollouts of a training step; train.staleness: of a group", above=0, resume=FAILURES,
+        7200.0, "time limit of all rollouts of a training step, in seconds; what is left is masked; train.staleness: "
+        "of a group", above=0, resume=FAILURES,
         instead={"eval": "rollout.deadline_s", "play": "rollout.deadline_s"}
     )
     max_masked_share: float | None = option(
-        None, "masked by infrastructure: above it a training stops after the step, and a benchmark has no results; "
-        "null: 0.2 of a step, 0.05 of a benchmark", minimum=0, maximum=1, resume=FAILURES, instead={"play": None}
+        None, "largest share of rollouts that infrastructure failures mask; above it training stops after the step, "
+        "and a benchmark has no results; null: 0.2 of a step, 0.05 of a benchmark", minimum=0, maximum=1,
+        resume=FAILURES,
+        instead={"play": None}
     )
 
 
@@ -53,14 +65,17 @@ class RolloutConfig:
 class RolloutStepConfig:
     name: str = option("tags", "the turn protocol")
     params: Any = None
-    system_prompt: SystemPrompt = SystemPrompt.AUTO
+    system_prompt: SystemPrompt = option(
+        SystemPrompt.AUTO, "use of the rollout step's system prompt; auto: for tasks without their own; always: "
+        "instead of the task's; append: after the task's; never"
+    )
     instruction: str = option(
-        "", "a system prompt of your own, before what the step says of its format and tools; with system_prompt=never "
-        "it stands alone", aka="default_system system_message"
+        "", "system prompt of your own; the step's text about format and tools follows, but for system_prompt=never",
+        aka="default_system system_message"
     )
     tools_in_template: bool | None = option(
         None,
-        "the chat template describes the tools (`tools=`), and the step's prompt names none; null: as the step has it "
+        "the chat template describes the tools (`tools=`) instead of the step's prompt; null: as the step does "
         "(hermes: true)"
     )
 
@@ -77,45 +92,54 @@ class ComponentConfig:
 class ToolConfig:
     """The tool runtime's settings of one tool."""
 
-    timeout_s: float = option(60.0, "of one attempt", above=0, resume=PATIENCE)
-    retries: int = option(2, "after infrastructure errors only", minimum=0, resume=PATIENCE)
-    concurrency: int = option(64, "calls at the same time, in one rollout worker", minimum=1, resume=FAILURES)
-    max_result_tokens: int = option(1024, "longer results are cut, with a visible mark", minimum=1, resume=NUMBERS)
-    use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself", resume=NUMBERS)
+    timeout_s: float = option(60.0, "time-out of one attempt of a call, in seconds", above=0, resume=PATIENCE)
+    retries: int = option(2, "further attempts of a call, after infrastructure errors only", minimum=0, resume=PATIENCE)
+    concurrency: int = option(64, "calls at the same time in one rollout worker", minimum=1, resume=FAILURES)
+    max_result_tokens: int = option(
+        1024, "longest result, in tokens; longer ones are cut, with a visible mark", minimum=1, resume=NUMBERS
+    )
+    use: str | None = option(None, "registered name of the component that NAME uses; null: NAME itself", resume=NUMBERS)
     params: Any = option(None, resume=NUMBERS)
 
 
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
-    weight: float = 1.0
-    clip: list[float] | None = option(None, "[lowest, highest] score before the weight; null: as it is")
-    combine: Combine = option(Combine.ADD, "multiply: the sum of those that add is multiplied by weight x score")
-    sources: list[str] | None = option(None, "data sources that it scores; null: all")
-    timeout_s: float = option(600.0, "of one attempt", above=0)
-    retries: int = option(2, "after infrastructure errors only", minimum=0)
-    max_unjudged: float = option(
-        0.05, "share of a step that it may leave unjudged; more (and over 3) stop the run", minimum=0, maximum=1
+    weight: float = option(1.0, "factor of the score in the total reward")
+    clip: list[float] | None = option(None, "[lowest, highest] score, before the weight; null: not clipped")
+    combine: Combine = option(
+        Combine.ADD, "add: weight x score is added; multiply: the sum of the added ones is multiplied by it"
     )
-    resample: bool = option(False, "train.resample_rounds compares this score, and others that say so, not the total")
-    use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
+    sources: list[str] | None = option(None, "data sources whose tasks it scores; null: all")
+    timeout_s: float = option(600.0, "time-out of one attempt to score, in seconds", above=0)
+    retries: int = option(2, "further attempts to score, after infrastructure errors only", minimum=0)
+    max_unjudged: float = option(
+        0.05, "largest share of a step's rollouts without its score; more, and more than 3 rollouts, stop the run",
+        minimum=0, maximum=1
+    )
+    resample: bool = option(
+        False, "train.resample_rounds compares the scores that are marked so, instead of the total reward"
+    )
+    use: str | None = option(None, "registered name of the component that NAME uses; null: NAME itself")
     params: Any = None
 
 
 @dataclass(kw_only=True, slots=True)
 class BenchmarkConfig:
-    split: str = "test"
-    limit: int | None = option(None, "tasks, an even share of each data source", minimum=1)
-    tools: list[str] | None = option(None, "that its tasks may use; null: the benchmark's own, else all configured")
+    split: str = option("test", "split of the benchmark that is measured")
+    limit: int | None = option(None, "number of tasks, an even share of each data source; null: all", minimum=1)
+    tools: list[str] | None = option(
+        None, "tools that its tasks may use; null: the benchmark's own, else all configured"
+    )
     limits: dict[str, int] | None = option(
-        None, "calls of a rollout, by tool; max_tool_calls: of all tools; null: the benchmark's own"
+        None, "most calls of a rollout, by tool; max_tool_calls: of all tools together; null: the benchmark's own"
     )
     sampling: dict[str, float] = option(
-        factory=dict, help="temperature, top_p, top_k, min_p, repetition_penalty, for this benchmark alone",
+        factory=dict, help="sampling of this benchmark only: temperature, top_p, top_k, min_p, repetition_penalty",
         entries=SAMPLING
     )
-    prompt: str | None = option(None, "with {question} where the question goes; null: the benchmark's own")
-    system_prompt: str | None = option(None, "replaces that of the rollout step; null: the benchmark's own")
-    use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
+    prompt: str | None = option(None, "template of the user's message, with {question}; null: the benchmark's own")
+    system_prompt: str | None = option(None, "system prompt instead of the rollout step's; null: the benchmark's own")
+    use: str | None = option(None, "registered name of the component that NAME uses; null: NAME itself")
     params: Any = None
 
 
@@ -126,7 +150,7 @@ class EvaluateConfig:
         aka="rollout.n num_generations n_samples_per_prompt val_kwargs.n n_samples pass_k"
     )
     sampling: dict[str, float] = option(
-        factory=dict, help="temperature, top_p, top_k, min_p, repetition_penalty of all benchmarks; without one "
-        "of them: the benchmark's own, else 0.6, 0.95, 0, 0, 1", resume=VALIDATION, entries=SAMPLING,
+        factory=dict, help="sampling of all benchmarks: temperature, top_p, top_k, min_p, repetition_penalty; what is "
+        "not set: the benchmark's own, else 0.6, 0.95, 0, 0, 1", resume=VALIDATION, entries=SAMPLING,
         aka={name: f"{name} val_kwargs.{name}" for name in SAMPLING}
     )

@@ -3,68 +3,71 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.rollout.steps.json_calls import FORMS
 from ramet.types.option import option
 
+INITIAL_HELP = "rollouts that start from the prompt; null: half of rollout.group_size, at least one"
+
 
 @dataclass(kw_only=True, slots=True)
 class TagsConfig:
-    """The step `tags`. `think`, `result` and `answer` are the tag names; a tool's tag is its registered name.
+    """The step `tags`: thoughts, calls, results and answers between tags; a tool's tag is its registered name."""
 
-    other_tags: tags that prompts name and that are no tool's, such as `plan`: the model may write them freely.
-    """
-
-    think: str = "think"
-    result: str = "result"
-    answer: str = "answer"
-    other_tags: list[str] = field(default_factory=list)
+    think: str = option("think", "tag of thoughts, without brackets")
+    result: str = option("result", "tag of tool results")
+    answer: str = option("answer", "tag of the final answer")
+    other_tags: list[str] = option(
+        factory=list, help="tags that prompts name and that are not a tool's, such as plan; the model may write them"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class HermesConfig:
-    """The step `hermes`."""
+    """The step `hermes`: calls as JSON objects, as the chat templates of Hermes, Qwen and Llama have them."""
 
     form: str = option(
         "auto",
-        "of calls: tool_call (Hermes, Qwen), json (Llama 3.1); auto: json in messages without <tool_call>",
+        "form of calls; tool_call: Hermes, Qwen; json: Llama 3.1; auto: json in messages without <tool_call>",
         choices=FORMS,
     )
 
 
 @dataclass(kw_only=True, slots=True)
 class FromRowConfig:
-    """The tool `from_row`."""
+    """The tool `from_row`: it returns what the task's row has, for tests and recorded tools."""
 
-    results: str = option("tool_results", "column with what calls return, by name or as a list with arguments")
-    default: str = option("ok", "what a call returns that the row says nothing of")
+    results: str = option("tool_results", "column with what calls return, by tool name, or as a list with arguments")
+    default: str = option("ok", "result of a call that the row does not have")
 
 
 @dataclass(kw_only=True, slots=True)
 class McpConfig:
-    """The tool set `mcp`: one server."""
+    """The tool set `mcp`: the tools of one MCP server."""
 
-    command: list[str] = option(factory=list, help="program and arguments of a server over stdio")
-    url: str | None = option(None, "of a server over HTTP, instead of a command")
-    env: dict[str, str] = option(factory=dict, help="variables of the program, which sees no others but PATH and such")
-    headers: dict[str, str] = option(factory=dict, help="of every HTTP request")
-    cwd: str | None = option(None, "the program's working directory; null: this one")
-    tools: list[str] = option(factory=list, help="names of the server's tools that are used; empty: all")
+    command: list[str] = option(factory=list, help="program and arguments of a server over standard input and output")
+    url: str | None = option(None, "address of a server over HTTP; null: a command")
+    env: dict[str, str] = option(
+        factory=dict, help="environment variables of the program; it sees few others, such as PATH"
+    )
+    headers: dict[str, str] = option(factory=dict, help="headers of every HTTP request, by name")
+    cwd: str | None = option(None, "working directory of the program; null: the current one")
+    tools: list[str] = option(factory=list, help="names of the tools that are used; empty: all of the server")
     read_only: list[str] = option(
         factory=list,
-        help="tools that only read, though the server does not say so: calls that failed are made again; all",
+        help="tools that only read, though the server does not say so (`all`); failed calls are retried",
     )
-    prefix: str = option("", "of every tool's name, where two servers have tools of the same name")
+    prefix: str = option("", "prefix of every tool's name, for servers that have tools of the same name")
     state: str = option(
         "shared",
-        "shared: one server for all rollouts; own: each rollout has its own, and cannot be forked; replayable: as own, "
-        "and a fork makes the calls of its prefix again",
+        "servers; shared: one for all rollouts; own: one for each rollout, which cannot be forked; replayable: as own, "
+        "and a fork repeats the calls of its prefix",
         choices=("shared", "own", "replayable"),
     )
-    connect_timeout_s: float = option(30.0, above=0)
+    connect_timeout_s: float = option(30.0, "time-out of the start and of the connection, in seconds", above=0)
 
     def __post_init__(self) -> None:
         if bool(self.command) == (self.url is not None):
@@ -94,12 +97,12 @@ class McpConfig:
 
 @dataclass(kw_only=True, slots=True)
 class NoBranchConfig:
-    """Options without forks. With `calls`, a group ends by what it cost instead of by its number of rollouts."""
+    """No forks. With `calls`, a group ends by its number of tool calls instead of its number of rollouts."""
 
     calls: int | None = option(
         None,
-        "tool calls of a group: rollouts start while fewer are expected of those that did, at most the budget; null: "
-        "the whole budget, at once",
+        "tool calls of a group; rollouts start while those before are expected to make fewer, at most "
+        "rollout.group_size; null: all rollouts start at once",
         minimum=1,
     )
 
@@ -108,47 +111,45 @@ class NoBranchConfig:
 class ShuffledConfig:
     """The control of a policy that chooses turns by entropy: it sees the entropies of other turns of the same depth."""
 
-    policy: str = option("", "the branch policy under test; must be named")
-    params: dict[str, Any] = option(factory=dict, help="its options")
+    policy: str = option("", "name of the branch policy under test; required")
+    params: dict[str, Any] = option(factory=dict, help="options of that branch policy, by name")
 
 
 @dataclass(kw_only=True, slots=True)
 class RandomBranchConfig:
     """The control `random`: budget and initial rollouts of ARPO, coin flips instead of entropies."""
 
-    initial_rollouts: int | None = option(
-        None, "started from the prompt at once; null: half the budget, at least one", minimum=1
-    )
-    probability: float = option(0.5, "of a fork after each tool result", minimum=0, maximum=1)
+    initial_rollouts: int | None = option(None, INITIAL_HELP, minimum=1)
+    probability: float = option(0.5, "probability of a fork after each tool result", minimum=0, maximum=1)
 
 
 @dataclass(kw_only=True, slots=True)
 class ValueGuidedConfig:
     """Forks of failed rollouts, in rounds, once their rewards are known."""
 
-    initial_rollouts: int | None = option(
-        None, "started from the prompt at once; null: half the budget, at least one", minimum=1
-    )
-    rounds: int = option(2, "in which the rest of the budget is used", minimum=1)
-    failed_below: float = option(0.5, "a rollout has failed if its reward is below it")
+    initial_rollouts: int | None = option(None, INITIAL_HELP, minimum=1)
+    rounds: int = option(2, "rounds of forks that use the rest of the budget", minimum=1)
+    failed_below: float = option(0.5, "reward below which a rollout has failed")
 
 
 @dataclass(kw_only=True, slots=True)
 class TokenEntropyConfig:
     """A fork at the most uncertain token of a turn."""
 
-    initial_rollouts: int | None = option(
-        None, "started from the prompt at once; null: half the budget, at least one", minimum=1
+    initial_rollouts: int | None = option(None, INITIAL_HELP, minimum=1)
+    min_entropy: float = option(
+        0.5, "least entropy of the token, in nats; 0.69: a coin flip between two tokens", minimum=0
     )
-    min_entropy: float = option(0.5, "nats, of the token; 0.69 is a coin flip between two tokens", minimum=0)
-    max_forks: int = option(1, "of one rollout", minimum=1)
+    max_forks: int = option(1, "most forks of one rollout", minimum=1)
 
 
 @dataclass(kw_only=True, slots=True)
 class StoredPrefixConfig:
     """Groups that start from stored prefixes of earlier steps."""
 
-    probability: float = option(0.5, "of a group to start from one, where its task has any", minimum=0, maximum=1)
+    probability: float = option(
+        0.5, "probability that a group starts from a stored prefix of its task, if there is one", minimum=0, maximum=1
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -156,13 +157,18 @@ class TreeExpansionConfig:
     """The trees of Tree-GRPO (arXiv 2509.21240)."""
 
     trees: int | None = option(
-        None, "M, rollouts started from the prompt; null: so many that one round fills the group", minimum=1
+        None,
+        "rollouts that start from the prompt, each a tree (the paper's M); null: so many that one round fills the "
+        "group",
+        minimum=1,
     )
-    expansions: int = option(2, "N, turns of a tree at which it is expanded in a round", minimum=1)
+    expansions: int = option(2, "turns at which each tree is forked in a round (the paper's N)", minimum=1)
 
 
 @dataclass(kw_only=True, slots=True)
 class EnvironmentConfig:
-    last: bool = False  # true: the last turn's reward that there is, instead of the sum of all
-    scale: float = 1.0  # the sum is multiplied by it
-    clip: list[float] | None = None  # [lowest, highest] value after that, as in a metric, which is in [0, 1]
+    """The reward that the environment gave."""
+
+    last: bool = False  # the reward of the last turn that has one, instead of the sum over turns
+    scale: float = 1.0  # factor of that reward
+    clip: list[float] | None = None  # [lowest, highest] score, after the factor; null: not clipped

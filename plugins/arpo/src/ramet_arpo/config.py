@@ -44,23 +44,27 @@ class ArpoConfig:
     """ARPO's entropy-based adaptive rollout (arXiv 2507.19849, §3.1). The budget M is `rollout.group_size`."""
 
     initial_rollouts: int | None = option(
-        None, "N, started from the prompt at once; null: half the budget, at least one", minimum=1
+        None, "rollouts that start from the prompt (the paper's N); null: half of rollout.group_size", minimum=1
     )
     window: int | None = option(
-        None, "k, tokens whose entropies are compared; null: all of rollout.first_tokens", minimum=1
+        None, "tokens at the start of a turn whose entropies are compared; null: rollout.first_tokens", minimum=1
     )
-    rule: Rule = option(Rule.THRESHOLD, "fork where the score is over tau, or with the score as its probability")
-    alpha: float = option(0.5, "score = alpha + beta * (change of entropy)")
-    beta: float = BETA
+    rule: Rule = option(
+        Rule.THRESHOLD, "fork if the score is over tau (threshold), or with the score as probability (bernoulli)"
+    )
+    alpha: float = option(0.5, "constant of score = alpha + beta * (change of entropy)")
+    beta: float = option(BETA, "weight of the change of entropy in the score")
     tau: float = option(
-        0.5, "threshold of the score; equal to alpha: every rise forks, whatever beta and normalizer are"
+        0.5, "threshold of the score; equal to alpha: every rise of entropy forks, whatever beta and normalizer are"
     )
-    branches: int = option(1, "Z, forks per decision (beam size)", minimum=1)
+    branches: int = option(1, "forks per decision (the paper's Z, beam size)", minimum=1)
     max_forks_per_root: int | None = option(
-        None, "of a root and all that descend from it; null: as the budget allows", minimum=0
+        None, "most forks of a root and all its descendants; null: as the budget allows", minimum=0
     )
-    budget: Budget = option(Budget.SHARED, "who may use what the roots left: the first to ask, or each root its share")
-    normalizer: EntropyScale = option(SCALE, "how the change of entropy is scaled")
+    budget: Budget = option(
+        Budget.SHARED, "who may use the rest of the budget: the first to ask (shared), or each root its share"
+    )
+    normalizer: EntropyScale = option(SCALE, "scale of the change of entropy")
 
     @property
     def inert(self) -> list[str]:
@@ -77,10 +81,11 @@ class ArpoAdvantageConfig:
     """ARPO's advantage attribution (arXiv 2507.19849, §3.2 and appendix D.1)."""
 
     attribution: Attribution = option(
-        Attribution.SOFT, "of shared tokens: each rollout's own, or the mean of those that share"
+        Attribution.SOFT,
+        "advantage of shared tokens: each rollout's own (soft), or the mean of those that share (hard)",
     )
     multiplicity: Multiplicity = option(
-        Multiplicity.ALL, "how much a token counts that d rollouts share: d, sqrt(d) or 1"
+        Multiplicity.ALL, "weight of a token that d rollouts share: d (all), sqrt(d) or 1 (one)"
     )
     normalize_std: bool = option(True, "divide by the standard deviation of the group")
-    eps: float = option(1e-6, "added to it", above=0)
+    eps: float = option(1e-6, "added to the standard deviation, against division by 0", above=0)

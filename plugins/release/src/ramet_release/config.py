@@ -20,28 +20,30 @@ class ArpoReleaseConfig:
     """The released ARPO: names and defaults are those of its scripts. The budget is `rollout.group_size`."""
 
     initial_rollouts: int | None = option(
-        None, "rows that start from the prompt; null: half the budget, at least one", minimum=1
+        None, "rows that start from the prompt; null: half of rollout.group_size, at least one", minimum=1
     )
-    beam_size: int = option(2, "a row is copied at most one time less in a round; 1: never", minimum=1)
-    branch_probability: float = option(0.5, minimum=0, maximum=1)
-    entropy_weight: float = option(0.2, "of the change of entropy")
-    rule: ReleaseRule = option(ReleaseRule.SHIFTED_DRAW, "threshold_and_draw: what the project's documents say instead")
+    beam_size: int = option(2, "a row is copied at most beam_size - 1 times in a round", minimum=1)
+    branch_probability: float = option(0.5, "largest draw with which a row is copied; see rule", minimum=0, maximum=1)
+    entropy_weight: float = option(0.2, "weight of the change of entropy")
+    rule: ReleaseRule = option(
+        ReleaseRule.SHIFTED_DRAW, "rule of a copy; shifted_draw: the code's; threshold_and_draw: the documents'"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class AepoReleaseConfig:
     """The released AEPO: names and defaults are those of its scripts. The budget is `rollout.group_size`."""
 
-    enable_dynamic_rollouts: bool = option(False, "how many rows start is decided by a probe and a rollout thrown away")
-    initial_entropy_tokens: int = option(50, "length of the probe", minimum=1)
+    enable_dynamic_rollouts: bool = option(False, "a probe and a discarded rollout set the number of rows that start")
+    initial_entropy_tokens: int = option(50, "length of the probe, in tokens", minimum=1)
     initial_rollouts: int | None = option(
-        None, "rows that start without the probe; null: half the budget, at least one", minimum=1
+        None, "rows that start without the probe; null: half of rollout.group_size, at least one", minimum=1
     )
-    beam_size: int = option(2, "a row is copied at most one time less in a round; 1: never", minimum=1)
+    beam_size: int = option(2, "a row is copied at most beam_size - 1 times in a round", minimum=1)
     branch_probability: float = option(
-        0.5, "the draw is the other way round: a copy is made with about one minus this", minimum=0, maximum=1
+        0.5, "as the scripts have it: a copy is made with a probability of about one minus this", minimum=0, maximum=1
     )
-    entropy_weight: float = option(0.2, "of the change of entropy")
+    entropy_weight: float = option(0.2, "weight of the change of entropy")
 
     def __post_init__(self) -> None:
         if self.enable_dynamic_rollouts and self.initial_rollouts is not None:
@@ -55,6 +57,8 @@ class AepoReleaseConfig:
 class AepoSoftmaxConfig:
     """Advantages weighed by a softmax of entropies."""
 
-    temperature: float = option(1.0, "T, of the softmax, in nats; the larger, the more alike the weights", above=0)
+    temperature: float = option(
+        1.0, "temperature of the softmax, in nats; the larger, the more alike the weights", above=0
+    )
     normalize_std: bool = option(True, "divide by the standard deviation of the group")
-    eps: float = option(1e-6, "added to it", above=0)
+    eps: float = option(1e-6, "added to the standard deviation, against division by 0", above=0)

@@ -25,25 +25,25 @@ def _existing(paths: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(kw_only=True, slots=True)
 class MathConfig:
-    timeout_s: float = option(5.0, "CPU time for one answer; an answer that takes more scores 0", above=0)
+    timeout_s: float = option(5.0, "CPU time for one answer, in seconds; an answer that takes more scores 0", above=0)
     budget_s: float = option(
-        60.0, "CPU time of such answers together; beyond it an answer has 0.25 s, until time has passed", above=0
+        60.0, "CPU time of slow answers together, in seconds; beyond it an answer has 0.25 s for a while", above=0
     )
     workers: int = option(
-        2, "processes that compare; they start with the first answer that is not plainly equal", above=0
+        2, "processes that compare; they start with the first answer that is not equal as text", above=0
     )
-    allow_terms: bool = option(
-        False, "where the gold answer is a number, also a term of its value is right (17*23 for 391)"
-    )
+    allow_terms: bool = option(False, "a term with the value of the gold number is right too (17*23 for 391)")
 
 
 @dataclass(kw_only=True, slots=True)
 class TagRules:
     """Tag names are without brackets."""
 
-    paired: list[str] = option(factory=lambda: ["think", "python", "search", "answer"], help="closed, not crossing")
-    required: list[str] = option(factory=lambda: ["answer"], help="at least one pair of each")
-    forbidden: list[str] = option(factory=lambda: ["result"], help="only the environment writes these")
+    paired: list[str] = option(
+        factory=lambda: ["think", "python", "search", "answer"], help="tags that must be closed and must not cross"
+    )
+    required: list[str] = option(factory=lambda: ["answer"], help="tags of which one pair must be there")
+    forbidden: list[str] = option(factory=lambda: ["result"], help="tags that only the environment may write")
 
     def __post_init__(self) -> None:
         paired = ", ".join(self.paired)
@@ -62,10 +62,10 @@ class TagRules:
 
 @dataclass(kw_only=True, slots=True)
 class FormatConfig(TagRules):
-    good: float = 1.0
-    bad: float = 0.0
+    good: float = option(1.0, "score of a rollout in the format")
+    bad: float = option(0.0, "score of any other rollout")
     leave_out_truncated: bool = option(
-        False, "rollouts cut by the token limit leave statistics and loss (DAPO, section 3.4)"
+        False, "leave rollouts that the token limit cut out of statistics and loss (DAPO, section 3.4)"
     )
 
 
@@ -84,26 +84,26 @@ class Maths(StrEnum):
 class AccuracyConfig:
     """The way in which an answer is compared with its gold answers."""
 
-    text: TextScore = TextScore.F1
-    maths: Maths = Maths.AUTO
+    text: TextScore = option(TextScore.F1, "score of texts; em: 1 for equal ones; f1: share of words in common")
+    maths: Maths = option(Maths.AUTO, "compare as maths; auto: where the gold answer is a number or a formula")
     math: MathConfig = field(default_factory=MathConfig)
 
 
 @dataclass(kw_only=True, slots=True)
 class ThoughtRules(TagRules):
-    required: list[str] = option(factory=lambda: ["think", "answer"], help="at least one pair of each")
+    required: list[str] = option(factory=lambda: ["think", "answer"], help="tags of which one pair must be there")
 
 
 @dataclass(kw_only=True, slots=True)
 class ExactAccuracyConfig(AccuracyConfig):
-    text: TextScore = TextScore.EM
+    text: TextScore = option(TextScore.EM, "score of texts; em: 1 for equal ones; f1: share of words in common")
 
 
 @dataclass(kw_only=True, slots=True)
 class DeepResearchConfig:
-    bad_format: float = option(-1.0, "the score of a broken format, whatever the answer")
-    bonus: float = option(0.1, "on top of an answer that is not wrong, for several tools")
-    bonus_tools: int = option(2, "different tools, each with a call that ran", above=0)
+    bad_format: float = option(-1.0, "score of a broken format, whatever the answer")
+    bonus: float = option(0.1, "added to an answer that is not wrong, if several tools were used")
+    bonus_tools: int = option(2, "different tools, each with a call that ran, that the bonus needs", above=0)
     boxed: bool = option(True, "the answer has to be in a \\boxed{…}")
     tags: ThoughtRules = field(default_factory=ThoughtRules)
     accuracy: AccuracyConfig = field(default_factory=AccuracyConfig)
@@ -111,8 +111,8 @@ class DeepResearchConfig:
 
 @dataclass(kw_only=True, slots=True)
 class FormatCorrectConfig:
-    format_weight: float = 0.2
-    correct_weight: float = 0.8
+    format_weight: float = option(0.2, "weight of the format (0 or 1) in the score")
+    correct_weight: float = option(0.8, "weight of the answer (0 to 1) in the score")
     boxed: bool = option(False, "the answer has to be in a \\boxed{…}")
     tags: TagRules = field(default_factory=TagRules)
     accuracy: ExactAccuracyConfig = field(default_factory=ExactAccuracyConfig)
@@ -125,20 +125,22 @@ class Normalisation(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class QaConfig:
-    normalisation: Normalisation = Normalisation.SQUAD
+    normalisation: Normalisation = option(
+        Normalisation.SQUAD, "what does not count; squad: case, ASCII punctuation, articles; unicode: any script's too"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class QaEmConfig(QaConfig):
-    within: bool = option(False, "right also if a gold answer is within the answer, word by word")
+    within: bool = option(False, "an answer that contains a gold answer, word by word, is right too")
 
 
 @dataclass(kw_only=True, slots=True)
 class MathDapoConfig:
-    right: float = 1.0
-    wrong: float = -1.0
+    right: float = option(1.0, "score of a right answer")
+    wrong: float = option(-1.0, "score of a wrong answer")
     boxed: bool = option(False, "read the last \\boxed{…} instead of the last line `Answer: …`")
-    last_chars: int = option(300, "of the last turn; what is before them is not read", above=0)
+    last_chars: int = option(300, "last characters of the last turn that are read", above=0)
     math: MathConfig = field(default_factory=MathConfig)
 
 
@@ -149,14 +151,16 @@ class Gsm8kMethod(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class Gsm8kRewardConfig:
-    method: Gsm8kMethod = Gsm8kMethod.STRICT
-    format_score: float = option(0.0, "for a number in the right place that is wrong")
+    method: Gsm8kMethod = option(
+        Gsm8kMethod.STRICT, "where the answer is read; strict: after the last ####; flexible: the last number"
+    )
+    format_score: float = option(0.0, "score of a wrong number in the right place")
 
 
 @dataclass(kw_only=True, slots=True)
 class MultipleChoiceConfig:
-    letters: str = "ABCDEFGHIJ"
-    choices: str = option("choices", "column of the task that holds the texts of the choices; then these are right too")
+    letters: str = option("ABCDEFGHIJ", "letters of the choices, in their order")
+    choices: str = option("choices", "column of the task with the texts of the choices; they are right too")
 
     def __post_init__(self) -> None:
         if len(set(self.letters)) != len(self.letters) or not self.letters.isalpha() or not self.letters.isupper():
@@ -165,10 +169,10 @@ class MultipleChoiceConfig:
 
 @dataclass(kw_only=True, slots=True)
 class OverlongConfig:
-    max_tokens: int = option(4096, "from here on the score is -1; rollout.max_response_tokens, as a rule", minimum=1)
-    buffer_tokens: int = option(1024, "before it, in which the score falls from 0 to -1", minimum=1)
+    max_tokens: int = option(4096, "tokens from which the score is -1; mostly rollout.max_response_tokens", minimum=1)
+    buffer_tokens: int = option(1024, "tokens before that over which the score falls from 0 to -1", minimum=1)
     sampled_only: bool = option(
-        False, "count what the policy wrote; false: tool results too, as the limit of rollouts does"
+        False, "count sampled tokens only; false: tool results too, as rollout.max_response_tokens does"
     )
 
     def __post_init__(self) -> None:
@@ -178,9 +182,9 @@ class OverlongConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LengthConfig:
-    max_tokens: int = option(4096, "from here on the score is -1")
-    free_tokens: int = option(0, "up to here it is 0", minimum=0)
-    sampled_only: bool = option(True, "count what the policy wrote; false: tool results too")
+    max_tokens: int = option(4096, "tokens from which the score is -1")
+    free_tokens: int = option(0, "tokens up to which the score is 0", minimum=0)
+    sampled_only: bool = option(True, "count sampled tokens only; false: tool results too")
 
     def __post_init__(self) -> None:
         if self.free_tokens >= self.max_tokens:
@@ -189,10 +193,10 @@ class LengthConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolCostConfig:
-    cost: float = option(0.05, "of one call", minimum=0)
-    costs: dict[str, float] = option(factory=dict, help="of one call of a tool, by its name, instead of `cost`")
-    free_calls: int = option(0, "the first ones, which cost nothing", minimum=0)
-    most: float = option(1.0, "a rollout's calls cost no more than that", minimum=0)
+    cost: float = option(0.05, "cost of one tool call", minimum=0)
+    costs: dict[str, float] = option(factory=dict, help="cost of one call by tool name, instead of `cost`")
+    free_calls: int = option(0, "number of first calls that cost nothing", minimum=0)
+    most: float = option(1.0, "largest cost of a rollout", minimum=0)
 
     def __post_init__(self) -> None:
         _raise(f"costs.{name} must be at least 0, got {cost}" for name, cost in self.costs.items() if not cost >= 0)
@@ -200,24 +204,24 @@ class ToolCostConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolCallsConfig:
-    partial: bool = option(False, "the share of calls that are right, instead of 1 only if all are")
-    exact_text: bool = option(False, "compare texts letter by letter; else without case, spaces and , . / - _ * ^")
+    partial: bool = option(False, "score the share of right calls; false: 1 if all are right, else 0")
+    exact_text: bool = option(False, "compare texts letter by letter; false: without case, spaces and , . / - _ * ^")
 
 
 @dataclass(kw_only=True, slots=True)
 class RepetitionConfig:
-    ngram: int = option(20, "tokens", above=0)
+    ngram: int = option(20, "length of the n-grams, in tokens", above=0)
     free_share: float = option(0.0, "share of repeated n-grams up to which the score is 0", minimum=0, below=1)
 
 
 @dataclass(kw_only=True, slots=True)
 class LlmJudgeConfig:
     server: OpenAIOptions = field(default_factory=OpenAIOptions)
-    prompt: str = option("equivalence_v2", "a prompt of this package, or a file with {question}, {gold} and {answer}")
-    max_tokens: int = option(512, "of a verdict", above=0)
-    deadline_s: float = option(300.0, "for one verdict, with all attempts and waits", above=0)
-    max_answer_chars: int = option(8000, "a longer answer is wrong, and not judged", above=0)
-    cache: str | None = option(None, "file that keeps verdicts over runs; null: one of the run")
+    prompt: str = option("equivalence_v2", "prompt of this package, or a file with {question}, {gold} and {answer}")
+    max_tokens: int = option(512, "most tokens of a verdict; a judge that thinks first needs thousands", above=0)
+    deadline_s: float = option(300.0, "time limit of one verdict with all attempts and waits, in seconds", above=0)
+    max_answer_chars: int = option(8000, "longest answer in characters; a longer one is wrong without a judge", above=0)
+    cache: str | None = option(None, "file that keeps verdicts over runs; null: a file of the run")
     extra: dict[str, Any] = option(factory=dict, help="more parameters of the request, by name")
 
     def input_files(self) -> dict[str, str]:
@@ -231,10 +235,12 @@ class LlmJudgeConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CustomConfig:
-    path: str = option("", "a Python file")
-    function: str = "compute_score"
-    workers: int = option(1, "processes that run it", above=0)
-    timeout_s: float = option(60.0, "for one call; what takes longer is not judged", above=0)
+    path: str = option("", "Python file with the function")
+    function: str = option("compute_score", "name of the function in the file")
+    workers: int = option(1, "processes that run the function", above=0)
+    timeout_s: float = option(
+        60.0, "time-out of one call, in seconds; a rollout that takes longer is not judged", above=0
+    )
     arguments: dict[str, Any] = option(factory=dict, help="more keyword arguments of the function, by name")
 
     def input_files(self) -> dict[str, str]:

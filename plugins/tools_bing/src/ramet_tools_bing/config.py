@@ -30,53 +30,56 @@ STORED = "stored"  # no provider that can be named: what `auto` means where only
 
 @dataclass(kw_only=True)  # no slots: a class can inherit from one class with slots alone
 class CacheConfig:
-    cache: str = "rw"  # rw, ro (replay: a miss is a fixed text), refresh (ask again, and write), off
-    cache_folder: str | None = None  # null: ~/.cache/ramet/search, or below XDG_CACHE_HOME
+    cache: str = "rw"  # rw; ro: replay, a miss is a fixed text; refresh: ask again and store; off
+    cache_folder: str | None = None  # folder of the cache; null: ~/.cache/ramet/search, or below XDG_CACHE_HOME
 
 
 @dataclass(kw_only=True, slots=True)
 class SearchConfig(CacheConfig):
-    provider: str = "auto"  # auto: whose key is set (brightdata, serper, tavily, brave), else the offline corpus
+    provider: str = "auto"  # auto: the one whose key is set (brightdata, serper, tavily, brave), else corpus
     api_key: str | None = field(
-        default=None, repr=False
-    )  # as ${oc.env:VARIABLE}; null: the provider's own variable, such as SERPER_API_KEY
+        default=None,
+        repr=False,
+        metadata={"help": "as ${oc.env:VARIABLE}; null: the provider's own variable, such as SERPER_API_KEY"},
+    )
     corpus: str | None = None  # file or folder of `ramet corpus build`; null: the small sample of this package
     url: str | None = None  # address of a retrieval server, or another address of a provider's service
     zone: str | None = None  # Bright Data's zone; null: the variable BRIGHTDATA_ZONE, else serp_api1
     parse: str = "auto"  # Bright Data's form of parsed results: brd_json, parsed_bing; auto: tries both
-    country: str = "us"  # two letters: where results are for
-    max_results: int = 10
-    result_chars: int = 1000  # of one result's text; longer ones are cut
+    country: str = "us"  # country that results are for, two letters
+    max_results: int = 10  # most results of one query
+    result_chars: int = 1000  # most characters of one result's text; longer ones are cut
     format: str = "default"  # default: title, address and text; release: `Page 1: …` as the reference writes them
-    per_s: float = 10.0  # requests per second, of all workers of a run together
+    per_s: float = 10.0  # most requests per second, of all workers of a run together
     concurrent: int = 16  # requests at the same time, of all workers of a run together
-    request_timeout_s: float = 30.0  # of one request
-    tries: int = 3  # of one call, for what may succeed when it is tried again
-    when_down: str = "wait"  # the provider is down: wait outside slot and time-out, or mask the rollout at once
-    down_s: float = 30.0  # for how long a provider that is down is not asked
+    request_timeout_s: float = 30.0  # time-out of one request, in seconds
+    tries: int = 3  # attempts of one call, for failures that may pass
+    when_down: str = "wait"  # while the provider is down: wait (outside slot and time-out), or mask the rollout
+    down_s: float = 30.0  # seconds without requests after the provider was down
 
 
 @dataclass(kw_only=True)
 class PageConfig(CacheConfig):
-    page_timeout_s: float = 15.0  # of one page, with all its redirects
-    page_mb: float = 2.0
-    page_chars: int = 20_000  # of the text of one page; longer ones are cut
-    redirects: int = 3
+    page_timeout_s: float = 15.0  # time-out of one page with all its redirects, in seconds
+    page_mb: float = 2.0  # most megabytes that are read of one page
+    page_chars: int = 20_000  # most characters of one page's text; longer ones are cut
+    redirects: int = 3  # most redirects of one page
     extractors: int = 2  # processes that read HTML and PDF
-    allow_private: list[str] = field(default_factory=list)  # networks such as 10.1.0.0/16 that may be read after all
+    allow_private: list[str] = field(default_factory=list)  # private networks that may be read, such as 10.1.0.0/16
     probes: list[str] = field(
-        default_factory=lambda: list(PROBES)
-    )  # asked when no page can be reached, to know whether our own network is down
+        default_factory=lambda: list(PROBES),
+        metadata={"help": "addresses that are tried when no page is reached: is this machine's network down?"},
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class DeepSearchConfig(SearchConfig, PageConfig):
-    pages: int = 5  # of the hits, how many are read
-    around_chars: int = 3000  # before and after the sentence of a page that fits the excerpt best
-    summarize: bool = False  # by a model on an OpenAI-compatible server; false: the passages are the result
+    pages: int = 5  # results whose pages are read
+    around_chars: int = 3000  # characters before and after the sentence that fits the result best
+    summarize: bool = False  # summarise by a model on an OpenAI-compatible server; false: return the passages
     summary: OpenAIOptions = field(default_factory=OpenAIOptions)  # of that server
-    summary_tokens: int = 1024
-    summary_deadline_s: float = 120.0  # of one summary, with all attempts and waits
+    summary_tokens: int = 1024  # most tokens of one summary
+    summary_deadline_s: float = 120.0  # time limit of one summary with all attempts and waits, in seconds
 
 
 def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]:

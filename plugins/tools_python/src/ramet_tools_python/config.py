@@ -18,21 +18,21 @@ KEYS = "tools.python.params"
 
 @dataclass(kw_only=True, slots=True)
 class PythonConfig:
-    timeout_s: float = 5.0  # what one program may compute and sleep; waiting for a processor does not count
-    memory_mb: int = 512  # what one program may allocate above the interpreter itself
-    slots: int = 4  # programs that run at the same time
-    queue_timeout_s: float = 40.0  # wait for a free slot before the call counts as our failure
-    max_stdout_kb: int = 64  # kept and shown; the rest is cut, and the text says so
-    max_stderr_kb: int = 16
-    max_output_kb: int = 4096  # a program that writes more is stopped
-    max_file_mb: int = 16  # size of one file that a program writes
-    scratch_mb: int = 64  # size of all files of one program, where namespaces are in force (isolation 3)
+    timeout_s: float = 5.0  # time limit of one program, in seconds; waiting for a processor does not count
+    memory_mb: int = 512  # memory of one program beside the interpreter, in MiB
+    slots: int = 4  # programs that run at the same time, in one rollout worker
+    queue_timeout_s: float = 40.0  # wait for a free slot, in seconds; then it is an infrastructure failure
+    max_stdout_kb: int = 64  # most KiB of standard output that the model sees; the rest is cut, with a mark
+    max_stderr_kb: int = 16  # most KiB of standard error that the model sees
+    max_output_kb: int = 4096  # most KiB that a program may write; then it is stopped
+    max_file_mb: int = 16  # largest file that a program may write, in MiB
+    scratch_mb: int = 64  # size of all files of one program, in MiB, with namespaces (isolation 3)
     preload: list[str] | None = None  # modules imported once, before the programs; null: numpy and sympy if installed
     python: str | None = None  # path of another Python (3.11 or newer); null: the one that runs Ramet
     scratch: str | None = None  # folder for the programs' working directories; null: the system's temporary folder
     isolation: str = "auto"  # 0 to 3: exactly this level, or no start; auto: the highest that this host allows
-    require: list[str] = field(default_factory=list)  # promises without which it does not start: network_off, …
-    state: str = "call"  # how long variables live: for one call, or for one rollout
+    require: list[str] = field(default_factory=list)  # promises of isolation that must hold, such as network_off
+    state: str = "call"  # lifetime of variables: one call, or one rollout
 
     def runs_code(self) -> dict[str, str]:
         """Option -> the interpreter, which is not a program of the model's: a recipe may not name it by itself."""

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from ramet.types.option import option
 
-EPS_HELP = "added to the standard deviation"
+EPS_HELP = "added to the standard deviation, against division by 0"
 
 
 @dataclass(kw_only=True, slots=True)
 class GrpoConfig:
-    """GRPO (arXiv 2402.03300). normalize_std False gives the Dr. GRPO advantage."""
+    """GRPO (arXiv 2402.03300): reward minus the group's mean, divided by its standard deviation."""
 
     normalize_std: bool = option(
         True,
-        "false: no division by the group's standard deviation (Dr. GRPO)",
+        "divide by the group's standard deviation; false: Dr. GRPO",
         aka="algorithm.norm_adv_by_std_in_grpo scale_rewards",
     )
     eps: float = option(1e-6, EPS_HELP, above=0)
@@ -33,16 +33,18 @@ class GrpoPasskConfig:
 class ReinforcePpConfig:
     """REINFORCE++ (arXiv 2501.03262). Its KL term is `train.kl_estimator=k1-reward`."""
 
-    gamma: float = option(1.0, "discount of a reward for every sampled token before it", minimum=0, maximum=1)
-    skip_inserted: bool = option(True, "false: as released, no reward reaches a token before a tool result")
+    gamma: float = option(1.0, "discount of a reward per sampled token before it", minimum=0, maximum=1)
+    skip_inserted: bool = option(
+        True, "discount over sampled tokens only; false: as released, rewards do not pass a tool result"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class GigpoConfig:
     """GiGPO (arXiv 2505.10978): the episode's advantage plus omega times that of the turn."""
 
-    omega: float = option(1.0, "weight of the turn's advantage", minimum=0)
-    gamma: float = option(0.95, "discount of a reward for every turn before it", minimum=0, maximum=1)
+    omega: float = option(1.0, "weight of the turn's advantage beside the rollout's", minimum=0)
+    gamma: float = option(0.95, "discount of a reward per turn before it", minimum=0, maximum=1)
     normalize_std: bool = option(True, "divide by the standard deviation of rollouts and of turns")
     eps: float = option(1e-6, EPS_HELP, above=0)
 
@@ -51,8 +53,8 @@ class GigpoConfig:
 class TreeGrpoConfig:
     """Tree-GRPO (arXiv 2509.21240): GRPO within each tree plus GRPO over all trees of a task."""
 
-    intra: bool = option(True, "compare a rollout with those of its tree")
-    inter: bool = option(True, "compare it with all rollouts of its task")
+    intra: bool = option(True, "compare a rollout with the others of its tree")
+    inter: bool = option(True, "compare a rollout with all rollouts of its task")
     eps: float = option(1e-6, EPS_HELP, above=0)
 
     def __post_init__(self) -> None:
@@ -65,19 +67,21 @@ class GaeConfig:
     """Generalized advantage estimation (arXiv 1506.02438) with a critic."""
 
     gamma: float = option(
-        1.0, "discount of a reward for every time step before it", minimum=0, maximum=1, aka="algorithm.gamma"
+        1.0, "discount of a reward per time step before it", minimum=0, maximum=1, aka="algorithm.gamma"
     )
     lam: float = option(
         1.0,
-        "1: the advantage uses the return alone; 0: the critic's value of the next token",
+        "lambda of GAE; 1: the return only; 0: the critic's value of the next token",
         minimum=0,
         maximum=1,
         aka="algorithm.lam gae_lambda lambd",
     )
     skip_inserted: bool = option(True, "only sampled tokens are time steps; false: all tokens, as released")
-    whiten: bool = option(True, "advantages get mean 0 and standard deviation 1 over all sampled tokens of the step")
-    critic_lr: float = option(1e-5, minimum=0, aka="critic.optim.lr critic_learning_rate")
-    critic_warmup_steps: int = option(0, "first training steps in which only the critic is updated", minimum=0)
-    value_clip: float = option(
-        0.5, "a value moves at most so far from the one before the update, in the critic's loss", above=0
+    whiten: bool = option(
+        True, "scale advantages to mean 0 and standard deviation 1 over all sampled tokens of the step"
     )
+    critic_lr: float = option(
+        1e-5, "learning rate of the critic", minimum=0, aka="critic.optim.lr critic_learning_rate"
+    )
+    critic_warmup_steps: int = option(0, "first training steps, in which only the critic is updated", minimum=0)
+    value_clip: float = option(0.5, "largest change of a value from before the update, in the critic's loss", above=0)

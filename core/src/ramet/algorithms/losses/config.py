@@ -14,14 +14,16 @@ class PpoClipConfig:
 
     clip_low: float = option(
         0.2,
-        "the ratio counts from 1 - clip_low",
+        "lower clip of the ratio, at 1 - clip_low",
         minimum=0,
         maximum=1,
         aka="clip_ratio clip_ratio_low epsilon eps_clip cliprange",
     )
-    clip_high: float = option(0.2, "to 1 + clip_high; DAPO: 0.28", minimum=0, aka="clip_ratio_high epsilon_high")
+    clip_high: float = option(
+        0.2, "upper clip of the ratio, at 1 + clip_high; DAPO: 0.28", minimum=0, aka="clip_ratio_high epsilon_high"
+    )
     dual_clip: float | None = option(
-        3.0, "bound of the ratio where the advantage is negative; null: none", above=1, aka="clip_ratio_c"
+        3.0, "largest ratio where the advantage is negative (dual clip); null: no bound", above=1, aka="clip_ratio_c"
     )
 
 
@@ -36,17 +38,17 @@ class RatioUnit(StrEnum):
 class GspoConfig:
     """GSPO (arXiv 2507.18071): one ratio for a whole sequence, the geometric mean of its tokens' ratios."""
 
-    unit: RatioUnit = option(RatioUnit.SEQUENCE, "turn: one ratio for each turn")
-    clip_low: float = option(3e-4, "the ratio counts from 1 - clip_low (turns: 3e-3)", minimum=0, maximum=1)
-    clip_high: float = option(4e-4, "to 1 + clip_high (turns: 4e-3)", minimum=0)
+    unit: RatioUnit = option(RatioUnit.SEQUENCE, "what has one ratio: the rollout (sequence), or each turn")
+    clip_low: float = option(3e-4, "lower clip of the ratio, at 1 - clip_low (turns: 3e-3)", minimum=0, maximum=1)
+    clip_high: float = option(4e-4, "upper clip of the ratio, at 1 + clip_high (turns: 4e-3)", minimum=0)
 
 
 @dataclass(kw_only=True, slots=True)
 class CispoConfig:
     """CISPO (arXiv 2506.13585): REINFORCE weighted by the clipped ratio; no token loses its gradient."""
 
-    clip_low: float = option(1.0, "the weight is at least 1 - clip_low; 1: no lower bound", minimum=0, maximum=1)
-    clip_high: float = option(4.0, "and at most 1 + clip_high", minimum=0)
+    clip_low: float = option(1.0, "smallest weight is 1 - clip_low; 1: no lower bound", minimum=0, maximum=1)
+    clip_high: float = option(4.0, "largest weight is 1 + clip_high", minimum=0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,15 +56,15 @@ class SapoConfig:
     """SAPO (arXiv 2511.20347): a sigmoid of the ratio instead of a clip."""
 
     tau_positive: float = option(1.0, "steepness where the advantage is positive", above=0)
-    tau_negative: float = option(1.05, "and where it is negative", above=0)
+    tau_negative: float = option(1.05, "steepness where the advantage is negative", above=0)
 
 
 @dataclass(kw_only=True, slots=True)
 class GmpoConfig:
     """GMPO (arXiv 2507.20673): the geometric mean of clipped ratios of a sequence."""
 
-    clip_low: float = option(0.4, "a token's log-ratio counts from -clip_low", minimum=0)
-    clip_high: float = option(0.4, "to clip_high", minimum=0)
+    clip_low: float = option(0.4, "lower clip of a token's log-ratio, at -clip_low", minimum=0)
+    clip_high: float = option(0.4, "upper clip of a token's log-ratio, at clip_high", minimum=0)
 
 
 class Divergence(StrEnum):
@@ -76,9 +78,13 @@ class Divergence(StrEnum):
 class DppoConfig:
     """DPPO (arXiv 2602.04879): tokens whose probability moved too far in the advantage's direction are left out."""
 
-    divergence: Divergence = option(Divergence.TV, "kl: the binary KL divergence")
-    bound_low: float | None = option(
-        None, "divergence allowed where the advantage is negative; null: 0.15, kl: 0.05", minimum=0
+    divergence: Divergence = option(
+        Divergence.TV, "measure of a token's move; tv: total variation; kl: binary KL divergence"
     )
-    bound_high: float | None = option(None, "and where it is positive; null: the same", minimum=0)
-    ratio_cap: float = option(20.0, "bound of the ratio that weighs a token", above=0)
+    bound_low: float | None = option(
+        None, "largest move where the advantage is negative; null: 0.15, kl: 0.05", minimum=0
+    )
+    bound_high: float | None = option(
+        None, "largest move where the advantage is positive; null: as bound_low", minimum=0
+    )
+    ratio_cap: float = option(20.0, "largest ratio that weighs a token", above=0)

@@ -14,27 +14,29 @@ from ramet.types.option import option, option_problems
 class OpenAIOptions:
     """Options of a client; a plugin's config has one as a field. The key comes from the environment alone."""
 
-    urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8000/v1"])  # bases; several share the requests
-    model: str | None = None  # null: the one that the server offers, where it offers exactly one
-    key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the key; unset: none is sent
-    timeout_s: float = option(120.0, "of one attempt", above=0, below=math.inf)
+    urls: list[str] = field(
+        default_factory=lambda: ["http://127.0.0.1:8000/v1"]
+    )  # base addresses; several share the requests
+    model: str | None = None  # name of the model; null: the one that the server offers, where it offers exactly one
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; unset: no key is sent
+    timeout_s: float = option(120.0, "time-out of one attempt of a request, in seconds", above=0, below=math.inf)
     retries: int = option(
         4,
-        "after a lost connection, a time-out, 408, 425, 429, 5xx and replies that cannot be read",
+        "further attempts after a lost connection, a time-out, 408, 425, 429, 5xx and replies that cannot be read",
         minimum=0,
         below=math.inf,
     )
-    concurrency: int = option(32, "requests in flight, in each process", above=0, below=math.inf)
+    concurrency: int = option(32, "requests at the same time, in each process", above=0, below=math.inf)
     per_s: float | None = option(
-        None, "requests a second of all workers of the run; null: no limit", above=0, below=math.inf
+        None, "most requests per second, of all workers of the run together; null: no limit", above=0, below=math.inf
     )
     max_requests: int | None = option(
-        None, "attempts of each process, a bound of cost: then all requests fail; null: none", above=0, below=math.inf
+        None, "most attempts of each process; then all requests fail; null: no limit", above=0, below=math.inf
     )
     input_price: float = option(
-        0.0, "dollars for a million prompt tokens; what was spent is counted", minimum=0, below=math.inf
+        0.0, "US dollars for a million prompt tokens, from which the cost is counted", minimum=0, below=math.inf
     )
-    output_price: float = option(0.0, "dollars for a million generated tokens", minimum=0, below=math.inf)
+    output_price: float = option(0.0, "US dollars for a million generated tokens", minimum=0, below=math.inf)
 
     def __post_init__(self) -> None:
         self.urls = [url.rstrip("/") for url in self.urls]
