@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import ramet
-from ramet.cli.commands import COMMANDS
+from ramet.cli.commands import COMMANDS, GROUPS
+from ramet.cli.help_text import columns, entry
 from ramet.cli.terminal import accept_any_text, complain, print_problems, say, settle_streams
 from ramet.config.needs import extras_of
 from ramet.config.sections import TRUST
@@ -27,6 +28,18 @@ from ramet.plugins.plugin_code import raised_at
 from ramet.runs.stopped import INTERNAL, OK, USER, Stopped, exit_code_of
 from ramet.tracking.background import exit_soon
 from ramet.tracking.log import set_up_logging
+
+USAGE = "usage: ramet COMMAND [key=value …] [--help] [--debug] [--trust-recipe FILE]"
+ABOUT = "Train language models that use tools with reinforcement learning; measure and inspect them."
+EXAMPLES = (
+    "ramet train algorithm=grpo model.path=Qwen/Qwen3-0.6B data.train=tasks.jsonl 'rewards=[math]'",
+    "ramet eval model.path=Qwen/Qwen3-0.6B 'benchmarks=[gsm8k]' 'tools=[python]'",
+    "ramet train --help policy.lr",
+)
+OPTIONS = (
+    "--help after a command: its options; --debug: a verbose log and tracebacks; --version",
+    "--trust-recipe FILE: this file of hydra_configs/ or --config-dir may name programs to run",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,16 +169,16 @@ def _run(arguments: list[str]) -> int:
 def _added() -> dict[str, str]:
     """Commands of plugins with their summaries. One that cannot be loaded says why."""
     summaries = {}
-    for entry in extensions.extensions(extensions.COMMANDS):
-        if entry.name in COMMANDS:
-            summaries[entry.name] = (
-                f"{COMMANDS[entry.name].summary} (not that of {entry.distribution}: the name is taken)"
+    for added in extensions.extensions(extensions.COMMANDS):
+        if added.name in COMMANDS:
+            summaries[added.name] = (
+                f"{COMMANDS[added.name].summary} (not that of {added.distribution}: the name is taken)"
             )
             continue
         try:
-            summaries[entry.name] = f"{_summary(entry.load())} ({entry.distribution})"
+            summaries[added.name] = f"{_summary(added.load())} ({added.distribution})"
         except PluginError as error:
-            summaries[entry.name] = f"BROKEN {error}"
+            summaries[added.name] = f"BROKEN {error}"
     return summaries
 
 
@@ -175,20 +188,14 @@ def _summary(command: Callable[..., Any]) -> str:
 
 
 def _overview() -> str:
-    summaries = {name: command.summary for name, command in COMMANDS.items()} | _added()
-    width = max(map(len, summaries)) + 2
-    commands = "\n".join(f"  {name:{width}}{summary}" for name, summary in summaries.items())
-    return f"""usage: ramet COMMAND [key=value …] [--trust-recipe FILE] [--help] [--debug]
-
-Agentic reinforcement learning of language models, with branching rollouts.
-
-commands:
-{commands}
-
-options:
-  --help    this text; after a command: its options, sections and installed plugins
-  --version
-  --debug   verbose logging, and a traceback for every error
-  --trust-recipe FILE  a file of yours in hydra_configs/ or --config-dir, which you have read, may name programs to run
-
-`ramet train --help` lists every key with its type and default."""
+    width, added = columns(), _added()
+    groups = {group: {name: COMMANDS[name].summary for name in names} for group, names in GROUPS.items()}
+    if added:
+        groups["of plugins"] = added
+    column = max(len(name) for summaries in groups.values() for name in summaries) + 4
+    lines = [USAGE, ABOUT, ""]
+    for group, summaries in groups.items():
+        lines.append(group)
+        for name, summary in summaries.items():
+            lines += entry(name, summary, width=width, column=column)
+    return "\n".join([*lines, "", "examples", *(f"  {line}" for line in EXAMPLES), "", *OPTIONS])

@@ -24,19 +24,20 @@ class Command:
 
 
 JOBS = {
-    "train": JobCommand("train", "ramet.train.training", "teach a model by reinforcement learning"),
-    "sft": JobCommand("sft", "ramet.sft.job", "teach a model from traces"),
+    "train": JobCommand("train", "ramet.train.training", "train a model with reinforcement learning"),
+    "sft": JobCommand("sft", "ramet.sft.job", "train a model on traces (supervised fine-tuning)"),
     "eval": JobCommand("eval", "ramet.evaluate.evaluation", "measure a model on benchmarks"),
 }
 COMMANDS: dict[str, JobCommand | Command] = JOBS | {
-    "pipeline": Command("run several jobs one after the other, as SFT, RL, export and evaluation", "pipeline:run"),
-    "play": Command("play one prompt with tools, and print every turn", "play:run"),
+    "pipeline": Command("run several jobs in turn, such as SFT, RL, export and evaluation", "pipeline:run"),
+    "play": Command("run one prompt with tools, and print every turn", "play:run"),
     "tool": Command("call one tool, with the settings of a run", "tool:run"),
     "doctor": Command("check this machine and its API keys, and suggest fixes", "doctor:run"),
-    "recipes": Command("list whole experiments to begin with, and what they need", "recipes:run"),
+    "algorithms": Command("list the presets of algorithm=, with paper and use", "algorithms:run"),
+    "recipes": Command("list ready-made experiments, and what they need", "recipes:run"),
     "config": Command("print a configuration, or where a value comes from", "config:run"),
-    "check-logprobs": Command("see whether engine and trainer agree", "check_logprobs:run"),
-    "data": Command("look at data files before training on them", "data:run"),
+    "check-logprobs": Command("compare the log-probabilities of engine and trainer", "check_logprobs:run"),
+    "data": Command("check data files before training on them", "data:run"),
     "benchmarks": Command("list and validate benchmarks, and find them in training data", "benchmarks:run"),
     "checkpoints": Command("list and verify a run's checkpoints", "checkpoints:run"),
     "compare": Command("compare results of evaluations task by task", "results:run_compare"),
@@ -45,8 +46,14 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "plugins": Command("list what is installed, and what failed to load", "plugin_list:run"),
     "export": Command("write a trained policy as a Hugging Face folder", "export:run"),
     "import": Command("write a GGUF file as a Hugging Face folder", "import_gguf:run"),
-    "migrate": Command("write a recipe of what another trainer was started with", "migrate:run"),
-    "tiny-model": Command("make a small random model to try things with", "new:tiny_model"),
-    "new": Command("start a plugin package of your own", "new:new"),
+    "migrate": Command("write a recipe from a launch of another trainer", "migrate:run"),
+    "tiny-model": Command("make a small random model for trials", "new:tiny_model"),
+    "new": Command("start a plugin package", "new:new"),
     "completion": Command("print a shell completion script for bash, zsh or fish", "completion:run"),
+}
+GROUPS = {  # of `ramet --help`
+    "run": ("train", "sft", "eval", "play", "pipeline"),
+    "inspect": ("report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
+    "check": ("doctor", "config", "check-logprobs", "tool", "judge"),
+    "make": ("export", "import", "migrate", "new", "tiny-model", "completion"),
 }

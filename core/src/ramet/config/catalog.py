@@ -205,8 +205,9 @@ def typed_options(options: type[Any], values: Mapping[str, Any]) -> Any:
 
 def suggest(word: str, allowed: Iterable[str], under: str = "") -> str:
     """` Did you mean 'x'?`, or nothing. `under` is the section of the names."""
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" Did you mean {(f'{under}.' if under else '') + close[0]!r}?" if close else ""
+    names = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f" Did you mean {(f'{under}.' if under else '') + names[close[0]]!r}?" if close else ""
 
 
 def first_line(error: BaseException) -> str:
