@@ -148,7 +148,7 @@ def test_json_is_a_list_of_packages_and_the_exit_code_says_whether_there_is_a_pr
     ("argument", "said"),
     [
         ("--nonsense", "unrecognized arguments: --nonsense; see `ramet doctor --help`"),
-        ("words", "cannot read 'words': missing EQUAL at '<EOF>'; write key=value"),
+        ("words", "cannot read 'words': write key=value"),
         ("trian.steps=1", "trian.steps: no such key"),
         ("train.steps=0", None),  # a key of another job says nothing of this machine
     ],

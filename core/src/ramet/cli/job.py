@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramet.cli.terminal import Parser, say
-from ramet.errors import ConfigError, ConfigErrors, MissingHere
+from ramet.errors import ConfigError, ConfigErrors, MissingHere, raise_all
 
 if TYPE_CHECKING:
     from ramet.config.resolved import Resolved
@@ -30,7 +30,12 @@ class JobCommand:
     def run(self, arguments: Sequence[str]) -> int:
         if self.name == "eval" and [*arguments[:1]] == ["import"]:
             return int(importlib.import_module("ramet.cli.eval_import").run(arguments[1:]))
-        options = self._parser().parse_intermixed_args(arguments)
+        parser = self._parser()
+        options, unknown = parser.parse_known_intermixed_args(arguments)
+        if unknown:
+            from ramet.cli.foreign_flags import flag_problems
+
+            raise_all(flag_problems(self.name, unknown, [*parser._option_string_actions]))
         if options.help:
             from ramet.cli.job_help import job_help
 
@@ -99,8 +104,8 @@ class JobCommand:
         run_sweep(self.name, module, options.overrides, config_dir=options.config_dir, dry_run=options.dry_run)
         return 0
 
-    def _parser(self) -> argparse.ArgumentParser:
-        parser = Parser(prog=f"ramet {self.name}", add_help=False)
+    def _parser(self) -> Parser:
+        parser = Parser(prog=f"ramet {self.name}", add_help=False, allow_abbrev=False)
         parser.add_argument("overrides", nargs="*")
         parser.add_argument("-h", "--help", action="store_true")
         parser.add_argument("-m", "--multirun", action="store_true")

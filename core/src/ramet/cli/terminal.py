@@ -31,11 +31,11 @@ class Parser(argparse.ArgumentParser):
         say(self.format_help().rstrip("\n"))
         return None
 
-    def parse_intermixed_args(self, *arguments: Any, **named: Any) -> Any:
+    def parse_known_intermixed_args(self, *arguments: Any, **named: Any) -> Any:
         """Parse as argparse does, unless `asked_parser` asks for the parser itself."""
         if _asked.get():
             raise _Asked(self)
-        return super().parse_intermixed_args(*arguments, **named)
+        return super().parse_known_intermixed_args(*arguments, **named)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")

@@ -22,6 +22,7 @@ from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, 
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
 from ramet.plugins import Plugins
+from ramet.plugins.other_systems import served_instead
 from ramet.plugins.registry import NAME
 from ramet.plugins.sources import GROUP, MODULES, how_to_install
 from ramet.types.option import option_problems
@@ -105,7 +106,7 @@ class Catalog:
                 "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` "
                 f"validates on a file with data.valid. {installed}"
             )
-        close = suggest(name, allowed) or self.in_another_group(group, name)
+        close = served_instead(group, name) or suggest(name, allowed) or self.in_another_group(group, name)
         return f"{group}: no {name!r}.{close} {installed}{'' if close or self.absent else self._own(group)}"
 
     def in_another_group(self, group: str, name: str) -> str:
@@ -136,7 +137,8 @@ class Catalog:
         where = f" (`ramet recipes` describes them; yours are in {LOCAL}/ of the working directory, or in --config-dir)"
         available = f"{', '.join(names) or 'none'}{where if group == 'experiment' else ''}"
         how = how_to_install(name)
-        close = f" {how}." if how else suggest(name, names) or self.in_another_group(group, name)
+        close = f" {how}." if how else served_instead(group, name)
+        close = close or suggest(name, names) or self.in_another_group(group, name)
         return f"{group}: no {name!r}.{close} Available: {available}"
 
 

@@ -275,10 +275,18 @@ def _lengths(config: Config) -> Iterator[str]:
     numbers = f"data.max_prompt_tokens={prompt} + rollout.max_response_tokens={response} = {prompt + response}"
     held = getattr(config.engine.params, "max_tokens", None)
     if held is not None and held < prompt + response:
-        yield f"{numbers}: more than engine.params.max_tokens={held}; raise that, or lower one of the two"
+        yield f"{numbers}: more than engine.params.max_tokens={held}; raise that, or set {_fitting(held, prompt)}"
     longest = max_positions(Path(config.model.path))
     if longest is not None and longest < prompt + response:
-        yield f"{numbers}: more than the {longest} positions of the model {config.model.path}; lower one of the two"
+        fitting = _fitting(longest, prompt)
+        yield f"{numbers}: more than the {longest} positions of the model {config.model.path}; set {fitting}"
+
+
+def _fitting(most: int, prompt: int) -> str:
+    """Return keys with which a prompt and its response have `most` tokens; the prompt's stays where both fit."""
+    if prompt < most:
+        return f"rollout.max_response_tokens={most - prompt}"
+    return f"data.max_prompt_tokens={most // 2} rollout.max_response_tokens={most - most // 2}"
 
 
 def max_positions(folder: Path) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import PurePath
 
 from ramet.config.aliases import meant
-from ramet.config.catalog import Catalog
-from ramet.config.hydra_adapter import Override, names_of, parse, values_of
+from ramet.config.catalog import LOCAL, Catalog
+from ramet.config.hydra_adapter import Override, group_options, names_of, parse, values_of
 from ramet.config.keys import JOBS, REPLACED, unused_key
-from ramet.config.sections import COMPONENTS, GROUPS
+from ramet.config.sections import COMPONENTS, GROUPS, PRESETS
 from ramet.config.settings import Setting
 from ramet.errors import ConfigError, raise_all
 
@@ -40,7 +41,7 @@ def read(overrides: Sequence[str], job: str) -> JobRequest:
         try:
             override = parse(text)
         except ConfigError as error:
-            request.problems.append(f"cannot read {text!r}: {error}; {_spelling(text)}")
+            request.problems.append(f"cannot read {text!r}: {_how_to_write(text, error)}")
             continue
         problem = _refused(override, text) or _unused(override.key_or_group, job)
         if problem:
@@ -66,13 +67,28 @@ def _unused(key: str, job: str) -> str | None:
     return problem + (f", or set {' or '.join(instead)}" if instead else "")
 
 
-def _spelling(text: str) -> str:
-    """How to write an override that cannot be read. Hydra takes only ASCII letters and some signs outside quotes."""
+def _how_to_write(text: str, error: ConfigError) -> str:
+    """What is wrong with an override that cannot be read, and how to write it.
+
+    Hydra takes only ASCII letters and some signs outside quotes.
+    """
     key, equals, value = text.partition("=")
     if not equals:
-        return "write key=value"
+        return _bare_word(text)
     quoted = "['VALUE']" if value.startswith("[") else "'VALUE'"
-    return f'put the value in quotes, and all of it for the shell: "{key}={quoted}"'
+    return f'{error}; put the value in quotes, and all of it for the shell: "{key}={quoted}"'
+
+
+def _bare_word(text: str) -> str:
+    """What to write instead of a word without `=`, which may be a file of settings or the name of a preset."""
+    path = PurePath(text)
+    if path.suffix in (".yaml", ".yml"):
+        return (
+            f"a file of settings is an experiment: put it at {LOCAL}/experiment/{path.stem}.yaml, with the first line "
+            f"`# @package _global_`, and write experiment={path.stem}; a file of another trainer: ramet migrate"
+        )
+    groups = [group for group, names in group_options(PRESETS).items() if text in names]
+    return f"write {groups[0]}={text}" if groups else "write key=value"
 
 
 def _refused(override: Override, text: str) -> str | None:

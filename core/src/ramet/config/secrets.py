@@ -39,10 +39,10 @@ def written_secrets(texts: Iterable[tuple[str, str]]) -> Iterator[str]:
     """What is wrong with (dotted key, text as it was written) pairs that hold a secret in plain text."""
     for key, text in texts:
         if text and text != "???" and not FROM_ENVIRONMENT.fullmatch(text) and _is_secret(key, text):
-            yield (
-                f"{key}: a secret must not be written down, since configurations are recorded; put it into an "
-                f"environment variable and write {key}='${{oc.env:VARIABLE}}'"
-            )
+            instead = f"put it into an environment variable and write {key}='${{oc.env:VARIABLE}}'"
+            if key.startswith("wandb."):
+                instead = "put it into the environment variable WANDB_API_KEY, and leave the key out"
+            yield f"{key}: a secret must not be written down, since configurations are recorded; {instead}"
 
 
 def is_secret_variable(name: str, value: str) -> bool:

@@ -147,8 +147,9 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
     inside = [str(name) for name in node] if here else JOBS[job]
     names = [name for name in inside if unused_key(f"{here}.{name}" if here else name, job) is None]
     close = _elsewhere(config, key, job) or ("" if part in FOREIGN_SECTIONS else suggest(part, names, here))
-    where = here or "the configuration"
-    return f"{key}: no such key.{close} {where} has: {', '.join(names)}"
+    if close and not here:
+        return f"{key}: no such key.{close}"
+    return f"{key}: no such key.{close} {here or 'the configuration'} has: {', '.join(names)}"
 
 
 def _elsewhere(config: DictConfig, key: str, job: str) -> str:
@@ -160,7 +161,7 @@ def _elsewhere(config: DictConfig, key: str, job: str) -> str:
     suggestions = meant(
         key, lambda candidate: candidate in ours or (candidate in GROUPS and unused_key(candidate, job) is None)
     )
-    if suggestions is None:
+    if not suggestions:
         suggestions = [leaf for leaf in ours if leaf.rpartition(".")[2] == key.rpartition(".")[2]]
     return f" Did you mean {' or '.join(map(repr, suggestions[:2]))}?" if suggestions else reason(key)
 

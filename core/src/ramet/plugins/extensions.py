@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError, PluginError
+from ramet.plugins.other_systems import served_instead
 
 COMMANDS, TRACKERS, DOCTOR = "ramet.commands", "ramet.trackers", "ramet.doctor"
 
@@ -72,7 +73,7 @@ def extension(group: str, name: str, own_names: Collection[str]) -> ExtensionEnt
     if offered:
         return offered[0]
     names = [*own_names, *(entry.name for entry in entries if entry.name not in own_names)]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     what = group.removeprefix("ramet.")
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = served_instead(what, name) or (f" Did you mean {close[0]!r}?" if close else "")
     raise ConfigError(f"no {what.removesuffix('s')} {name!r}.{hint} {what.capitalize()}: {', '.join(names)}")

@@ -274,7 +274,8 @@ class OpenAIClient:
                 where = f"from the environment variable {name}" if os.environ.get(name) else f"{name} is not set"
                 hint = "" if error.status == 404 else f" ({where})"
                 raise ConfigError(f"{self.name}: {wrong[error.status]}{hint}: {error}") from error
-            raise InfraError(f"{self.name}: {error}") from error
+            hint = "" if error.status else f"; start a server there, or set {self.name}.urls=[http://HOST:PORT/v1]"
+            raise InfraError(f"{self.name}: {error}{hint}") from error
         listed = reply.get("data")
         offered = [str(model["id"]) for model in listed if isinstance(model, dict) and "id" in model] if listed else []
         if self._model is not None and offered and self._model not in offered:
