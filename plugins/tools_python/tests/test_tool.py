@@ -21,6 +21,13 @@ def test_the_tool_keeps_the_contract() -> None:
     check_tool(PythonTool(PythonConfig()), name="python", examples=[{"code": "1+1"}, {"code": "1/0"}])
 
 
+def test_another_system_than_linux_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramet_tools_python.zygote.SYSTEM", "darwin")
+    tool = PythonTool(PythonConfig())
+    with pytest.raises(ConfigError, match="'darwin'; use WSL2 or a Linux container"):
+        asyncio.run(tool.run("1+1"))
+
+
 def test_its_one_parameter_takes_the_raw_text_of_a_tag() -> None:
     assert PythonTool.schema.text_parameter == "code"
     assert not PythonTool.schema.deterministic

@@ -34,7 +34,7 @@ COPY_ENDED = "copy_ended"
 START_S = 120.0  # for the imports of a process on a busy machine
 GRACE_S = 2.0  # from the end of a process's socket to its own
 LARGEST_ANSWER = 64 << 20  # bytes
-BY_REQUEST = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+BY_REQUEST = ("SIGPROF", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # by name: not every system has all
 
 
 class ProcessLost(Exception):
@@ -209,7 +209,7 @@ class _Process:
         if not self.is_free:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._ended_by = -self._process.wait(GRACE_S)  # its socket closes a moment before it is gone
-        return self._is_prepared and self._ended_by in BY_REQUEST
+        return self._is_prepared and self._ended_by in {getattr(signal, name, None) for name in BY_REQUEST}
 
     def close(self) -> None:
         self._socket.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +90,10 @@ def not_writable(path: Path, key: str) -> list[str]:
 
 
 def _in_use(path: Path) -> list[str]:
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # a system without it, where no run is
+        return []
     try:
         file = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # no lock, no owner

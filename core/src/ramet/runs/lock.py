@@ -6,16 +6,20 @@ owner still holds from one whose owner is alive.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import socket
+import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +58,14 @@ class RunLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, also from a dead owner. Raises `ConfigError`, which names the owner, for one in use."""
+        """Take the lock, also from a dead owner. Raises `ConfigError`, which names the owner, for one in use, and where
+        the system has no `flock`.
+        """
+        fcntl = self._locks()
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
-                if self._take(file):
+                if self._take(file, fcntl):
                     return
             except BaseException:
                 os.close(file)
@@ -71,7 +78,17 @@ class RunLock:
             os.close(self._file)
             self._file = None
 
-    def _take(self, file: int) -> bool:
+    def _locks(self) -> ModuleType:
+        try:
+            import fcntl
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"run directory {str(self.path.parent)!r}: runs are locked by flock, which the system {sys.platform!r} "
+                "does not have; use WSL2 or a Linux container (docs/supported.md#platforms)"
+            ) from error
+        return fcntl
+
+    def _take(self, file: int, fcntl: ModuleType) -> bool:
         """Take the lock: True if this process has it now, False to try again with a new file."""
         owner = _read(file)
         try:

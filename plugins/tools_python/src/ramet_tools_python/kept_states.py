@@ -15,7 +15,7 @@ from typing import Any
 
 from ramet import InfraError
 from ramet_tools_python.config import PythonConfig
-from ramet_tools_python.inside.worker import PATIENCE_S
+from ramet_tools_python.inside.wire import PATIENCE_S
 from ramet_tools_python.isolation import Isolation
 from ramet_tools_python.result import PythonResult, Status, read_reply
 from ramet_tools_python.slots import Slots

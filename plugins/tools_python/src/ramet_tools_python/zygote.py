@@ -21,6 +21,7 @@ from ramet_tools_python.config import KEYS, PythonConfig
 from ramet_tools_python.inside import scratch, wire
 from ramet_tools_python.isolation import Isolation
 
+SYSTEM = sys.platform
 START_S = 60.0  # for the interpreter and its preloaded modules
 WALL_FACTOR = 3.0  # a program that gets no processor is stopped after so many times its limit
 STOP_S = 5.0  # for an orderly end
@@ -69,7 +70,12 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, config: PythonConfig) -> ZygoteProcess:
-        """Start it. Raises `InfraError` if it does not come up, `ConfigError` where the options are to blame."""
+        """Start it. Raises `InfraError` if it does not come up, `ConfigError` where options or system are to blame."""
+        if SYSTEM != "linux":
+            raise ConfigError(
+                f"the tool python isolates programs by means that only Linux has, and this system is {SYSTEM!r}; use "
+                "WSL2 or a Linux container (docs/supported.md#platforms)"
+            )
         zygote = cls._exec(config)
         try:
             async with asyncio.timeout(START_S):

@@ -7,7 +7,6 @@ raised by methods, never by `__init__`: only a method's error reaches the driver
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import socket
@@ -106,6 +105,8 @@ def use_node_interface() -> None:
 
 def interface_of(address: str) -> str | None:
     """The network interface that has this IPv4 address; None if none has it."""
+    import fcntl  # not on every system that can read this module
+
     for _, name in socket.if_nameindex():
         request = struct.pack("256s", name.encode()[:15])
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

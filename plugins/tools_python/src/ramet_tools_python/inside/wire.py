@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HEADER = struct.Struct("!I")
+PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
 _CREDENTIALS = struct.Struct("=iII")  # process, user, group
 
 

@@ -16,7 +16,6 @@ from . import processes, seccomp, wire
 from .nursery import Nursery
 
 LOOK_MS = 20  # how often the threads of a program are counted: none of the kernel's limits fits all levels
-PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
 STOP_S = 1.0  # for all threads of a process to stop
 STOP_POLL_S = 0.0002
 LONGEST_WORD = 64  # bytes, of what a process says of a program's end
@@ -65,7 +64,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             pid = nursery.start(theirs)
-        ours.settimeout(PATIENCE_S)
+        ours.settimeout(wire.PATIENCE_S)
         return cls(pid, ours, keeps)
 
     def wait_ready(self) -> None:
@@ -132,7 +131,7 @@ class Worker:
             raise
         finally:
             self.pause()
-        ours.settimeout(PATIENCE_S)
+        ours.settimeout(wire.PATIENCE_S)
         if self.listener is not None:
             copy.listener = self.listener
             copy.listener.users += 1
@@ -147,7 +146,7 @@ class Worker:
         for readable in (copy.fileno(), self.ended, *self.asking[1:]):
             poller.register(readable, select.POLLIN)
         look = time.monotonic() + LOOK_MS / 1000
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + wire.PATIENCE_S
         while (seconds_left := deadline - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poller.poll(min(seconds_left * 1000, LOOK_MS))}
             if copy.fileno() in ready:
