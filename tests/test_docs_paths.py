@@ -91,9 +91,17 @@ def _strings() -> frozenset[str]:
     )
 
 
+@cache
+def _listed_metrics() -> frozenset[str]:
+    """Return the names on the page of metrics."""
+    return frozenset(re.findall(r"`(\w+(?:/\w+)+)`", (ROOT / METRICS).read_text("utf-8")))
+
+
 def is_metric(name: str) -> bool:
     """`rollout/masked_share`, `tool/NAME/infra`. Sources may make the first part: `f"{prefix}/masked_share"`."""
     first, _, rest = name.partition("/")
+    if name in _listed_metrics():
+        return True
     pattern = re.compile(rf"(?:{first}|\{{\w+\}})/{rest}")
     if any(part.isupper() for part in name.split("/")):
         return True

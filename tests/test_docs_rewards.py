@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
+import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +42,10 @@ def answered(answer: str, *, calls: int = 0, more: str = "", stop: StopReason = 
     return replace(made, tool_calls=(call,) * calls, stop=stop)
 
 
-def custom(path: Path, group: list[Rollout]) -> list[Any]:
+def custom(path: Path, group: list[Rollout], **options: Any) -> list[Any]:
     entry = load_plugins().get("rewards", "custom")
     assert entry.config is not None
-    reward = entry.build(entry.config(path=str(path)))
+    reward = entry.build(entry.config(path=str(path), **options))
 
     async def main() -> list[Any]:
         found = list(await reward(group))
@@ -98,3 +101,28 @@ def test_the_readme_has_a_row_for_every_reward() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ", README, re.MULTILINE)
     offered = [entry.name for entry in load_plugins().registries.rewards if entry.plugin == "rewards"]
     assert sorted(rows) == sorted(offered)
+
+
+class _Scores(BaseHTTPRequestHandler):
+    """A reward model: the score is the number of letters x in the text."""
+
+    def do_POST(self) -> None:
+        text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"score": text.count("x")}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_reward_model_is_asked_and_one_that_is_down_judges_nothing(folder: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Scores)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    options = {"function": "compute_score", "arguments": {"url": f"http://127.0.0.1:{server.server_port}/score"}}
+    group = [answered("5", more="xx"), answered("5")]
+    assert [score.value for score in custom(folder / "reward_model.py", group, **options)] == [2.0, 0.0]
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(Exception, match="compute_score: URLError"):  # the core then judges none of them
+        custom(folder / "reward_model.py", group, **options)

@@ -27,7 +27,7 @@ MISTAKES = {
         ["train.stepz=3", "rewards=[e2e_evn]", "policy.lr=fast", "sft.lr=1"],
         [
             "train.stepz: ", "rewards: no 'e2e_evn'. Did you mean 'e2e_even'?", "policy.lr: expected float, got 'fast'",
-            "sft.lr: `ramet train` does not build the section 'sft'",
+            "sft.lr: `ramet train` has no section 'sft'",
         ],
     ),
     "missing_file": (["data.train=[{data}/nowhere.jsonl]"], ["{data}/nowhere.jsonl: no such file"]),

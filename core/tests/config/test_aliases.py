@@ -117,9 +117,8 @@ def test_how_sft_is_batched_elsewhere_leads_to_the_step_and_the_budget(
 
 def test_a_key_of_a_section_that_the_job_does_not_build_leads_to_the_jobs_own(problems: Problems) -> None:
     assert problems(MODEL, "policy.lr=1", "data.train_files=[x]", job="sft") == [
-        "policy.lr: `ramet sft` does not build the section 'policy' (built by: train); leave the key out, or set "
-        "sft.lr",
-        "data.train_files: `ramet sft` does not build the section 'data' (built by: train, eval, data, play); leave "
+        "policy.lr: `ramet sft` has no section 'policy' (used by: train); leave the key out, or set sft.lr",
+        "data.train_files: `ramet sft` has no section 'data' (used by: train, eval, data, play); leave "
         "the key out, or set sft.data",
     ]
 

@@ -69,7 +69,7 @@ Problems = Callable[..., list[str]]
         (["hydra.run.dir=/x"], ["Hydra's own keys cannot be set"]),
         (["run.root=${oc.env:RAMET_NO_SUCH}"], ["run.root: environment variable RAMET_NO_SUCH is not set"]),
         (["run.root=${no.such}"], ["run.root: ", "no.such"]),
-        (["sft.lr=1"], ["sft.lr: `ramet train` does not build the section 'sft' (built by: sft, data)"]),
+        (["sft.lr=1"], ["sft.lr: `ramet train` has no section 'sft' (used by: sft, data)"]),
         (["evaluate.k=2"], ["evaluate.k: ", "set train.eval_k"]),
     ],
 )

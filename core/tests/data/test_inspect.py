@@ -122,7 +122,7 @@ def test_columns_can_be_named_and_mistakes_are_one_line_each(file: Path, capsys:
     ]
     assert main(["data", "inspect", str(file), "data.columns.question=prompt", "train.steps=3"]) == 1
     err = capsys.readouterr().err
-    assert "data.columns.question: no such key" in err and "`ramet data` does not build the section 'train'" in err
+    assert "data.columns.question: no such key" in err and "`ramet data` has no section 'train'" in err
     assert main(["data", "inspect", "nowhere.parquet"]) == 1
     assert "nowhere.parquet: no such file" in capsys.readouterr().err
     assert main(["data", "inspect"]) == 1

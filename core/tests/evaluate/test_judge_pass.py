@@ -149,7 +149,7 @@ def test_another_judge_needs_another_name(result: Path, judges: dict[str, Judge]
     with pytest.raises(ConfigError) as caught:
         run(result, compose([*keys("kind"), "rewards.kind.use=strict"], job="judge"))
     assert str(caught.value) == (
-        f"{result.with_name('results.judge-kind.json')}: holds what another judge said, or of other rollouts (it "
+        f"{result.with_name('results.judge-kind.json')}: contains verdicts of another judge or other rollouts (it "
         "differs in: rewards.kind.use); give this judge a name of its own, as in rewards.kind_2.use=kind, or remove "
         "the file"
     )

@@ -132,5 +132,5 @@ def test_a_server_cannot_be_trained_with(model: Path, tmp_path: Path, server: Op
     chosen = [f"model.path={model}", "engine=openai", "algorithm=grpo", "rewards=[environment]"]
     config = compose(chosen, job="train").config
     assert check_needs(Components(config), config) == [
-        "engine=openai: its weights cannot be updated, so it can measure a model alone"
+        "engine=openai: its weights cannot be updated, so it can only evaluate; train with torch or vllm"
     ]

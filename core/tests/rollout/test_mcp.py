@@ -340,7 +340,9 @@ def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
 
     with pytest.raises(ConfigError) as caught:
         with_server(McpConfig(command=["no-such-program"]), use)
-    message = "MCP server tools.mcp (no-such-program): there is no program 'no-such-program'; see its params.command"
+    message = (
+        "MCP server tools.mcp (no-such-program): there is no program 'no-such-program'; see tools.mcp.params.command"
+    )
     assert str(caught.value) == message
     with pytest.raises(InfraError, match=r"^MCP server tools\.mcp \(.*\): .*; it said: it is broken$"):
         with_server(McpConfig(command=[sys.executable, "-c", "import sys; sys.exit('it is broken')"]), use)

@@ -43,7 +43,7 @@ def _made(package: Package) -> str:
 next:
   cd {package.folder}
   python -m pip install -e ".[test]"    # add --find-links FOLDER where Ramet's wheels are in a folder
-  python -m pytest        # what it does, and that it keeps the contract
+  python -m pytest        # behaviour and contract tests
   ramet {package.kind.use.format(name=package.name)} …
 README.md says how to publish it."""
 

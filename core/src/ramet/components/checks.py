@@ -103,7 +103,10 @@ def check_needs(components: Components, config: Config) -> list[str]:
             raise PluginError(f"{origin(component)}: needs is {wanted!r:.80}: set it to a frozenset of Need")
     problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
     if Capability.WEIGHT_UPDATE not in engine_capabilities(config):
-        problems.append(f"engine={config.engine.name}: its weights cannot be updated, so it can measure a model alone")
+        problems.append(
+            f"engine={config.engine.name}: its weights cannot be updated, so it can only evaluate; train with torch "
+            "or vllm"
+        )
     if (method := rollout_method(policy)) is not None:
         problems += method.problems(config, components.step, engine_capabilities(config))
     return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]

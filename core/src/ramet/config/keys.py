@@ -75,7 +75,7 @@ def unused_key(key: str, job: str) -> str | None:
     if not users:
         return None  # a preset group, or no section at all, which is another mistake
     if section not in JOBS[job]:
-        return f"{key}: `ramet {job}` does not build the section {section!r} (built by: {users}); leave the key out"
+        return f"{key}: `ramet {job}` has no section {section!r} (used by: {users}); leave the key out"
     owner = next((replaced for replaced in REPLACED[job] if f"{key}.".startswith(f"{replaced}.")), None)
     if owner is None:
         return None

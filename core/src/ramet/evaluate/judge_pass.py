@@ -200,7 +200,7 @@ class _Pass:
         other = sorted(_in_words(key, name) for key in differing(written, wanted))
         if other:
             raise ConfigError(
-                f"{file}: holds what another judge said, or of other rollouts (it differs in: {', '.join(other)}); "
+                f"{file}: contains verdicts of another judge or other rollouts (it differs in: {', '.join(other)}); "
                 f"give this judge a name of its own, as in rewards.{name}_2.use={name}, or remove the file"
             )
 

@@ -47,7 +47,7 @@ def check_run_folder(path: Path) -> None:
         if links := [name for name in NO_LINKS if (path / name).is_symlink()]:
             raise ConfigError(
                 f"run directory {str(path)!r} holds links ({', '.join(links)}), and a run writes only into its own "
-                "directory; put what they lead to in their place, or choose another run.name"
+                "directory; replace the links by their targets, or choose another run.name"
             )
         return
     if foreign := sorted(_foreign(path)):

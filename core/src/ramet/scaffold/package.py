@@ -27,9 +27,9 @@ SUFFIX = ".tmpl"
 PATTERN = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 LONGEST = 40  # what the registry allows, less what is put around a name in modules and distributions
 # What the README says of its tests and of its contract version.
-ABOUT_PLUGIN = """`ramet plugins` lists `{name}` with what it offers, or as BROKEN with the reason. One test says what
+ABOUT_PLUGIN = """`ramet plugins` should list `{name}`; BROKEN means that it failed to load. One test says what
 the {noun} does. The other is `check_plugin("{name}")`, Ramet's conformance kit: it builds everything that the plugin
-registers and checks that it keeps the contract, before a training run finds out."""
+registers and checks it against the contract, so that violations show before a run."""
 ABOUT_EXTENSION = "The tests say what the {noun} does."
 PIN_PLUGIN = """ `ramet_contract = "{contract}"` in
    `src/{module}/__init__.py` says which contract this plugin was built for; another one is refused at load."""

@@ -73,13 +73,13 @@ class BackgroundTracker:
             return
         counts = {
             f"{self.failed} failed": self.failed > 1,  # the first was reported
-            f"{self.dropped} were dropped while {self.capacity} waited": self.dropped > 0,
-            f"{unmade} were not made": unmade > 0,
+            f"{self.dropped} dropped (queue full)": self.dropped > 0,
+            f"{unmade} not made": unmade > 0,
         }
-        counted = ", ".join(text for text, is_told in counts.items() if is_told)
-        parts = [f"of {self.calls} calls {counted}"] if counted else []
+        counted = ", ".join(text for text, is_reported in counts.items() if is_reported)
+        parts = [f"{counted} of {self.calls} calls"] if counted else []
         if self._thread.is_alive():
-            parts.append("it has not closed, and the run ends without it")
+            parts.append("it did not close in time, and the run ends without it")
             self._is_left = True
             _left.append(self._thread)
         if parts:

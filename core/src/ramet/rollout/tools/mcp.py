@@ -32,7 +32,8 @@ class McpServer:
 
     def __init__(self, config: McpConfig) -> None:
         self.config = config
-        self.who = f"MCP server {instance_key('tools.mcp')} ({config.name})"
+        self.key = instance_key("tools.mcp")
+        self.who = f"MCP server {self.key} ({config.name})"
         self._connection: McpConnection | None = None
         self._connecting = asyncio.Lock()
         self._sessions = McpSessions(config, self.who)
@@ -42,7 +43,9 @@ class McpServer:
         if find_spec("mcp") is None:
             raise ConfigError(f"{self.who}: {NOT_INSTALLED}")
         if self.config.command and shutil.which(self.config.command[0]) is None:
-            raise ConfigError(f"{self.who}: there is no program {self.config.command[0]!r}; see its params.command")
+            raise ConfigError(
+                f"{self.who}: there is no program {self.config.command[0]!r}; see {self.key}.params.command"
+            )
         try:
             offered = await (await self.connection()).tools()
         except (McpFailure, McpRefusal) as error:

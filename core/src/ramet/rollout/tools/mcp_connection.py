@@ -58,7 +58,8 @@ class McpConnection:
         except TimeoutError as error:
             await connection.close()
             raise McpFailure(
-                f"no answer within {config.connect_timeout_s:g} s (its params.connect_timeout_s){connection._unread}"
+                f"no answer within {config.connect_timeout_s:g} s (tools.NAME.params.connect_timeout_s)"
+                f"{connection._unread}"
             ) from error
         except BaseException:
             await connection.close()
