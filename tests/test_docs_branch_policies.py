@@ -122,13 +122,13 @@ def test_events_actions_and_needs_are_all_there() -> None:
     def names(cells: list[str]) -> set[str]:
         return {cell.partition("(")[0] for cell in cells}
 
-    assert names(table("What it hears")) == {one.__name__ for one in get_args(ramet.BranchEvent)}
-    assert names(table("What it may answer")) == {one.__name__ for one in get_args(ramet.BranchAction)}
+    assert names(table("Events")) == {one.__name__ for one in get_args(ramet.BranchEvent)}
+    assert names(table("Actions")) == {one.__name__ for one in get_args(ramet.BranchAction)}
     listed = {Need[cell.removeprefix("Need.")] for cell in table("What it needs") if cell != "needs"}
     assert listed == GIVEN["branch_policy"]
     for event in get_args(ramet.BranchEvent):
         fields = [field.name for field in dataclasses.fields(event)]
-        cell = next(cell for cell in table("What it hears") if cell.partition("(")[0] == event.__name__)
+        cell = next(cell for cell in table("Events") if cell.partition("(")[0] == event.__name__)
         assert re.findall(r"\w+", cell)[1:] == fields
 
 

@@ -127,8 +127,10 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
     problems = found(f"model.path={tmp_path}")
     assert problems == [
         "data.max_prompt_tokens=2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions of the "
-        f"model {tmp_path}; lower one of the two"
+        f"model {tmp_path}; set for example data.max_prompt_tokens=256 rollout.max_response_tokens=256"
     ]
+    [problem] = found(f"model.path={tmp_path}", "data.max_prompt_tokens=200")
+    assert problem.endswith("; set for example rollout.max_response_tokens=312")
     assert found(f"model.path={tmp_path}", job="play") == []  # there each prompt is looked at
 
 

@@ -363,7 +363,8 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
     assert str(raised.value) == (
         "policy rank 0: the memory of cpu is too small for a pass: CUDA out of memory. Tried to allocate 2 GiB. Lower "
         f"policy.max_microbatch_tokens={rows[0].n_tokens}, or set policy.activation_checkpointing=true, or use several "
-        "ranks (cluster=ray cluster.policy_workers=2); `ramet train … --dry-run` estimates what each helps"
+        "ranks (cluster=ray cluster.policy_workers=2); `ramet train … --dry-run` estimates what each helps "
+        "(docs/troubleshooting.md#out-of-memory)"
     )
     monkeypatch.setattr(worker.policy.module, "forward", compute)
     assert torch.equal(parameters(worker), before)

@@ -347,7 +347,8 @@ def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
     with pytest.raises(InfraError, match=r"^MCP server tools\.mcp \(.*\): .*; it said: it is broken$"):
         with_server(McpConfig(command=[sys.executable, "-c", "import sys; sys.exit('it is broken')"]), use)
     with pytest.raises(
-        InfraError, match=r"^MCP server tools\.mcp \(.*\): no answer within 0\.2 s \(its params\.connect_timeout_s\)$"
+        InfraError,
+        match=r"^MCP server tools\.mcp \(.*\): no answer within 0\.2 s \(tools\.NAME\.params\.connect_timeout_s\)$",
     ):
         with_server(
             McpConfig(command=[sys.executable, "-c", "import time; time.sleep(60)"], connect_timeout_s=0.2), use

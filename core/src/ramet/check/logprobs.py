@@ -213,5 +213,6 @@ def verdict(agreement: Agreement, threshold: Threshold) -> str:
     if agreement.entropies is not None:
         what += " and of entropies"
     if agreement.exceeds(threshold):
-        return f"THEY DISAGREE: the {what} must be at most {threshold.value:g} nats"
+        page = "docs/troubleshooting.md#engine-and-trainer-disagree-mismatch"
+        return f"THEY DISAGREE: the {what} must be at most {threshold.value:g} nats; see {page}"
     return f"they agree: the {what} is at most {threshold.value:g} nats"

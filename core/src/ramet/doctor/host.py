@@ -72,7 +72,7 @@ def _torch() -> Iterator[Finding]:
         yield _found("torch", f"{torch.__version__}, {len(names)} x {names[0]} of {memory:.0f} GiB")
     elif driver:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        fix = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
+        fix = "install the build of torch for this driver: docs/install.md#cuda-torch-and-drivers"
         yield _found("torch", f"{torch.__version__} sees no GPU, {built}", Severity.PROBLEM, fix)
     else:
         yield _found("torch", f"{torch.__version__}, {os.cpu_count()} cores, no GPU")
@@ -91,7 +91,8 @@ def _driver(config: Config) -> Iterator[Finding]:
         return
     text = f"NVIDIA {driver}; ramet[vllm] is built for CUDA 13, which needs {CUDA_13_DRIVER} or later"
     wanted = config.engine.name == "vllm"
-    yield _found("driver", text, Severity.PROBLEM if wanted else Severity.NOTE, "update the driver of this machine")
+    fix = "update the driver of this machine (docs/install.md#cuda-torch-and-drivers)"
+    yield _found("driver", text, Severity.PROBLEM if wanted else Severity.NOTE, fix)
 
 
 def _engine(config: Config) -> Iterator[Finding]:

@@ -235,7 +235,7 @@ class ModelTrainer:
             raise OutOfMemory(
                 f"policy rank {self.layout.rank}: the memory of {self.device} is too small for a pass: "
                 f"{str(error).splitlines()[0]} {self._less_memory()}; `ramet train … --dry-run` "
-                "estimates what each helps"
+                "estimates what each helps (docs/troubleshooting.md#out-of-memory)"
             ) from error
 
     def _less_memory(self) -> str:

@@ -165,7 +165,8 @@ def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
         repeats.warn(
             logger,
             "rewards are equal within every group",
-            "step %d: in all %d groups the rewards are equal within the group (%s): no advantage, nothing to learn",
+            "step %d: in all %d groups the rewards are equal within the group (%s): no advantage, nothing to learn; "
+            "see docs/troubleshooting.md#the-reward-stays-0",
             step,
             len(groups),
             ", ".join(f"{reward:g}" for reward in rewards[:3]) or "none is valid",

@@ -30,7 +30,7 @@ def check_architecture(model: PreTrainedModel, max_tokens: int) -> None:
     if config.model_type not in ARCHITECTURES:
         raise ConfigError(
             f"engine.name: the engine torch does not know the architecture {config.model_type!r}; allowed: "
-            f"{', '.join(ARCHITECTURES)} (engine=vllm serves more)"
+            f"{', '.join(ARCHITECTURES)} (engine=vllm serves more: docs/supported.md#models)"
         )
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPE_TYPES:
