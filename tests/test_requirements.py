@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir())
+ALL = ROOT / "plugins/all"  # the metapackage, which has no code
+PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir() and path != ALL)
 PACKAGES = [ROOT / "core", *PLUGINS]
 IDS = {"ids": lambda path: path.name}
 # Imports whose distribution has another name.
@@ -62,6 +63,16 @@ def test_a_plugin_states_its_contract_and_pins_the_core(plugin: Path) -> None:
     assert re.sub(r"\[\w+\]", "", core) == f"ramet>={version},<{major}.{int(minor) + 1}"
 
 
+def test_the_metapackage_needs_every_package_in_the_version_of_the_core() -> None:
+    version = project_of(ROOT / "core")["version"]
+    major, minor, _ = version.split(".")
+    found = [re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.+)", need) for need in project_of(ALL)["dependencies"]]
+    needs = {match[1]: match[2] for match in found if match}
+    assert needs == {project_of(package)["name"]: f">={version},<{major}.{int(minor) + 1}" for package in PACKAGES}
+    assert project_of(ALL)["version"] == version
+    assert set(project_of(ALL)["optional-dependencies"]) == {"vllm", "ray"}
+
+
 @pytest.mark.parametrize("plugin", PLUGINS, **IDS)
 def test_a_plugin_that_ships_presets_says_so(plugin: Path) -> None:
     """A plugin's presets are in `conf` beside it, under its name."""
@@ -107,7 +118,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("package", PACKAGES, **IDS)
+@pytest.mark.parametrize("package", [*PACKAGES, ALL], **IDS)
 def test_licence_and_python_versions_agree(package: Path) -> None:
     project, core = project_of(package), project_of(ROOT / "core")
     assert (package / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from ramet.plugins import load_plugins
 from ramet.scaffold import KINDS, write_package
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+PACKAGES = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/src"))]
+ALL = ROOT / "plugins/all"  # the metapackage
 LIGHT = [name for name, kind in KINDS.items() if not kind.torch]
 TORCH = [name for name, kind in KINDS.items() if kind.torch]
 pytestmark = pytest.mark.slow
@@ -152,6 +153,29 @@ def test_a_wheel_holds_types_and_licence_and_no_tests(proof: Proof, package: Pat
     assert not [file for file in files if Path(file).match("test_*.py") or Path(file).name == "conftest.py"]
 
 
+@pytest.fixture(scope="module")
+def built(proof: Proof, folder: Path) -> Callable[..., list[Path]]:
+    """`built(name, *packages)` returns wheels, made in a folder of that name by the environment that built the others."""
+    pip = [sys.executable, "-m", "pip", "-q", "--python", str(proof.work / "builder/bin/python")]
+
+    def build(name: str, *packages: Path) -> list[Path]:
+        run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", folder / name, *packages, cwd=folder)
+        return sorted((folder / name).glob("*.whl"))
+
+    return build
+
+
+def test_the_wheel_of_the_metapackage_holds_nothing_and_needs_every_other(
+    built: Callable[..., list[Path]],
+) -> None:
+    [wheel] = built("all", ALL)
+    with zipfile.ZipFile(wheel) as packed:
+        assert {file.split("/")[0] for file in packed.namelist()} == {f"{wheel.name[: -len('-py3-none-any.whl')]}.dist-info"}
+        [metadata] = [packed.read(file).decode() for file in packed.namelist() if file.endswith("/METADATA")]
+    needs = re.findall(r"^Requires-Dist: ([\w-]+)\S*$", metadata, re.MULTILINE)
+    assert sorted(needs) == sorted(map(name_of, PACKAGES))
+
+
 @pytest.mark.parametrize("kind", LIGHT)
 def test_a_scaffold_works_with_the_core_alone(kind: str, proof: Proof) -> None:
     row = proof.row(f"ramet-my-{kind.replace('_', '-')}")
@@ -161,22 +185,17 @@ def test_a_scaffold_works_with_the_core_alone(kind: str, proof: Proof) -> None:
 
 
 @pytest.fixture(scope="module")
-def torch_wheels(proof: Proof, scaffolds: dict[str, Path], folder: Path) -> Path:
-    """Built by the environment that built the others."""
-    out = folder / "torch-wheels"
-    pip = [sys.executable, "-m", "pip", "-q", "--python", str(proof.work / "builder/bin/python")]
-    packages = [str(scaffolds[kind]) for kind in TORCH]
-    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(out), *packages, cwd=folder)
-    return out
+def torch_wheels(built: Callable[..., list[Path]], scaffolds: dict[str, Path]) -> list[Path]:
+    return built("torch-wheels", *(scaffolds[kind] for kind in TORCH))
 
 
 @pytest.mark.parametrize("kind", TORCH)
 def test_a_scaffold_that_needs_torch_works_where_torch_is(
-    kind: str, torch_wheels: Path, scaffolds: dict[str, Path], tmp_path: Path
+    kind: str, torch_wheels: list[Path], scaffolds: dict[str, Path], tmp_path: Path
 ) -> None:
     """Every other plugin is blocked, as if it were not installed."""
     others = ",".join(info.name for info in load_plugins().infos if info.name != "core")
-    (wheel,) = torch_wheels.glob(f"ramet_my_{kind}-*.whl")
+    (wheel,) = [wheel for wheel in torch_wheels if wheel.name.startswith(f"ramet_my_{kind}-")]
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=empty)

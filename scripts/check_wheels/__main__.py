@@ -56,8 +56,8 @@ def work_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 def every_package() -> list[Path]:
-    """From the directories, so that no list can be forgotten."""
-    return [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+    """Those that have code, from the directories, so that no list can be forgotten."""
+    return [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/src"))]
 
 
 def needed_by(packages: list[Path]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""README: one command from a model's directory to a table over all published benchmarks, on their samples."""
+"""docs/evaluation.md: one command from a model's directory to a table over all published benchmarks, on their samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from ramet.cli import main
 from ramet.plugins import load_plugins
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")
 NAMES = [
     "aime24", "aime25", "math500", "gsm8k", "math", "hotpotqa", "two_wiki", "musique", "bamboogle", "webwalker", "gaia",
     "hle", "xbench", "simpleqa",
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    [block] = re.findall(r"^```\n(ramet tiny-model[^`]*benchmarks_sample[^`]*)^```", README, re.MULTILINE)
+    [block] = re.findall(r"^```\n(ramet tiny-model[^`]*benchmarks_sample[^`]*)^```", PAGE, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     yield [shlex.split(line)[1:] for line in block.replace("\\\n", " ").splitlines()]
 

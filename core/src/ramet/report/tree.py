@@ -10,6 +10,7 @@ import logging
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 TOKENIZER = "tokenizer.json"
+TOKEN_TEXTS = "token_texts.json"  # of the recording of `ramet demo`: id -> text of each token in it
 Node = dict[str, Any]  # JSON; the keys are those that the page's script reads
 
 
@@ -36,7 +38,12 @@ def no_splitter(segment: Segment) -> list[str] | None:
 
 
 def find_splitter(folders: Sequence[Path]) -> Splitter:
-    """A splitter from the first folder that holds a fast tokenizer, if the library `tokenizers` is installed."""
+    """A splitter from recorded texts of tokens, or from the first folder that holds a fast tokenizer, if the library
+    `tokenizers` is installed.
+    """
+    recorded = next((folder / TOKEN_TEXTS for folder in folders if (folder / TOKEN_TEXTS).is_file()), None)
+    if recorded is not None:
+        return RecordedTexts(json.loads(recorded.read_text(encoding="utf-8")))
     tokenizer_file = next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
     if tokenizer_file is None:
         return no_splitter
@@ -47,6 +54,17 @@ def find_splitter(folders: Sequence[Path]) -> Splitter:
     except Exception as error:  # the library raises bare Exception for a broken file
         logger.warning("report: %s could not be read, so tokens are not shown one by one: %s", tokenizer_file, error)
     return no_splitter
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTexts:
+    """Looks every token up, for tokenizers whose tokens have the same text wherever they are."""
+
+    texts: Mapping[str, str]
+
+    def __call__(self, segment: Segment) -> list[str] | None:
+        texts = [self.texts.get(str(token), "") for token in segment.token_ids]
+        return texts if "".join(texts) == segment.text else None
 
 
 class TokenizerSplitter:

@@ -1,0 +1,122 @@
+"""Makes the recording of `ramet demo` from the run that `make quickstart MODEL=smollm2` leaves:
+
+    .venv/bin/python scripts/record_demo.py runs/quickstart_smollm2
+
+Copies what the table and the report read, without the names of the machine, and fails if that takes 1 MB or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ramet.report.rollouts import recorded_files
+from ramet.report.tree import TOKEN_TEXTS, TOKENIZER, TokenizerSplitter
+from ramet.rollout.record import read_records
+
+OUT = Path(__file__).resolve().parents[1] / "core/src/ramet/demo/quickstart_smollm2"
+COPIED = ("metrics.jsonl", "sft/metrics.jsonl", "config.yaml", "overrides.txt")
+MAX_BYTES = 1_000_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("run", type=Path, help="the run's directory, finished")
+    run = parser.parse_args().run
+    if not (run / "summary.json").is_file():
+        parser.error(f"{run}: no summary.json; a finished `make quickstart MODEL=smollm2` leaves one")
+    shutil.rmtree(OUT, ignore_errors=True)
+    for name in COPIED:
+        (OUT / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(run / name, OUT / name)
+    copy_rollouts(run)
+    manifest = write_manifest(run)
+    write_facts(json.loads((run / "summary.json").read_text()), manifest)
+    size = sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file())
+    print(f"{OUT}: {size:,} bytes")
+    return int(size >= MAX_BYTES)
+
+
+def copy_rollouts(run: Path) -> None:
+    """Pack the records closely, and write the text of each of their tokens, so that no tokenizer is needed."""
+    split = TokenizerSplitter(run / "model" / TOKENIZER)
+    texts: dict[int, str] = {}
+    for file in recorded_files(run):
+        packed = OUT / "rollouts" / file.path.name
+        packed.parent.mkdir(exist_ok=True)
+        packed.write_bytes(gzip.compress(gzip.decompress(file.path.read_bytes()), 9, mtime=0))
+        for segment in sampled_segments(file.path):
+            texts.update(zip(segment.token_ids, split(segment) or [], strict=True))
+    write_json("tokenizer/" + TOKEN_TEXTS, {str(token): texts[token] for token in sorted(texts)}, indent=0)
+
+
+def sampled_segments(path: Path) -> Iterator[Any]:
+    for record in read_records(path):
+        for scored in record.group.rollouts:
+            yield from (segment for segment in scored.rollout.segments if segment.is_sampled)
+
+
+def write_manifest(run: Path) -> dict[str, Any]:
+    """Leave out what names the machine."""
+    manifest: dict[str, Any] = json.loads((run / "manifest.json").read_text())
+    if manifest["git"] is None or manifest["git"]["dirty"]:
+        raise SystemExit(f"{run}: recorded from no commit; commit first, so that the demo can name it")
+    manifest["versions"]["platform"] = f"{sys.platform}, {os.uname().machine}"
+    for attempt in manifest["attempts"]:
+        attempt.update(host="", pid=0)
+    write_json("manifest.json", manifest)
+    return manifest
+
+
+def write_facts(summary: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Write what `ramet demo` prints, and the table of the report."""
+    before, after, difference = (
+        summary[name]["held out"] for name in ("after_sft", "after_rl", "rl_minus_sft")
+    )
+    estimates = [
+        [round(estimate["mean"], 4), round(estimate["half_width"], 4)]
+        for estimate in (before["estimate"], after["estimate"], difference)
+    ]
+    steps = max(json.loads(line)["step"] for line in (OUT / "metrics.jsonl").read_text().splitlines())
+    facts = {
+        "model": "SmolLM2-135M-Instruct (weights rounded to 4 bits, then float32)",
+        "learns": "compute every step of a word problem with the Python tool",
+        "algorithm": "ARPO",
+        "hardware": hardware(),
+        "date": manifest["attempts"][0]["started"][:10],
+        "commit": manifest["git"]["sha"],
+        "steps": steps,
+        "seconds": summary["seconds_by_phase"]["rl"],
+        "problems": len(before["accuracy"]),
+        "before": estimates[0],
+        "after": estimates[1],
+        "difference": estimates[2],
+    }
+    write_json("recording.json", facts)
+    shown = {f"{name}_{when}": round(found[name], 4) for name in ("valid_tool_use", "calls") for when, found in
+             (("before", before), ("after", after))}
+    write_json("summary.json", {"accuracy_before": estimates[0][0], "accuracy_after": estimates[1][0], **shown,
+                                "seed": summary["seed"], "seconds_by_phase": summary["seconds_by_phase"]})
+
+
+def hardware() -> str:
+    """As "2 cores of an AMD EPYC …, no GPU"."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{os.cpu_count()} cores of an {name}, no GPU"
+
+
+def write_json(name: str, body: object, indent: int = 1) -> None:
+    (OUT / name).parent.mkdir(parents=True, exist_ok=True)
+    (OUT / name).write_text(json.dumps(body, indent=indent) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
