@@ -16,7 +16,7 @@ from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task,
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "records.md").read_text()
 TASK = Task(id="t", prompt=user_prompt("1+1?"))
 SEGMENT = Segment(origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text="n", token_ids=array("i", [110, 263]))
-ROLLOUT = Rollout(id="0", task=TASK, segments=(SEGMENT,), stop=StopReason.END)
+ROLLOUT = Rollout(id="0", task=TASK, segments=(SEGMENT,), stop=StopReason.END, fork_reason={"draw": 0.5})
 
 
 def keys(of: str) -> set[str]:
@@ -25,7 +25,8 @@ def keys(of: str) -> set[str]:
 
 
 def test_every_key_of_a_record_is_in_its_table() -> None:
-    group = ScoredGroup(task=TASK, rollouts=(ScoredRollout(rollout=ROLLOUT, reward=1.0),))
+    scored = ScoredRollout(rollout=ROLLOUT, reward=1.0, reasons={"math": "right"})
+    group = ScoredGroup(task=TASK, rollouts=(scored,))
     line = json.loads(record_line(GroupRecord(step=1, group=group, number=3, greedy=(None,))))
     assert keys("line") == set(line)
     assert keys("segment") == set(line["segments"][0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from ramet.types import (
 
 Play = Callable[..., Any]
 ANSWER = "<answer>2</answer>"
+REASON = {"entropy of the token": 1.5}
 
 
 def two_calls(task: str, path: str, turn: int) -> Reply:
@@ -113,10 +115,11 @@ def test_a_fork_at_a_token_shares_the_tokens_before_it(play: Play, encoder: Enco
     def script(task: str, path: str, turn: int) -> str:
         return {"0": f"<python>long {turn}</python>", "0.0": "er</python>"}[path] if turn < 1 else ANSWER
 
-    policy = ScriptedPolicy(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=5)]})
+    policy = ScriptedPolicy(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=5, reason=REASON)]})
     played = play(script, policy=policy, group_size=2, deterministic=deterministic)
     parent, fork = played.rollouts
     assert (fork.parent, fork.fork_turn, fork.fork_token) == ("0", 0, 5)
+    assert (parent.fork_reason, fork.fork_reason) == ({}, REASON)
     shared = fork.segments[: fork.n_shared]
     assert all(a is b for a, b in zip(parent.segments, shared, strict=False))
     assert sum(len(s) for s in shared if s.is_sampled) == 5
@@ -203,6 +206,7 @@ def test_what_cannot_be_done_is_refused(play: Play, event: Any, action: BranchAc
     [
         ([Done(), StartRoots(n=1)], "Done is not the last action, and nothing can be started after it"),
         ([Stop(rollout="0"), Stop(rollout="0")], "it stops rollout 0 twice"),
+        ([Fork(rollout="0", turn=1, reason={"draw": math.nan})], "not a mapping of names to finite numbers"),
     ],
 )
 def test_answers_that_contradict_themselves_are_refused(play: Play, actions: Any, problem: str) -> None:

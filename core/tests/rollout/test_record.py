@@ -85,12 +85,19 @@ def test_what_is_read_equals_what_was_written(played: list[GroupRecord], tmp_pat
     assert any(s.rollout.parent for r in played for s in r.group.rollouts)
 
 
-def test_what_turns_gave_and_why_a_rollout_was_left_out_is_kept(played: list[GroupRecord], tmp_path: Path) -> None:
+def test_what_turns_gave_and_why_forks_rewards_and_a_left_out_rollout_are_as_they_are_is_kept(
+    played: list[GroupRecord], tmp_path: Path
+) -> None:
     group = played[0].group
     last = dataclasses.replace(
-        group.rollouts[-1].rollout, infos=({}, {"board": [1, None]}), turn_rewards=(None, 0.25), left_out="overlong"
+        group.rollouts[-1].rollout,
+        infos=({}, {"board": [1, None]}),
+        turn_rewards=(None, 0.25),
+        left_out="overlong",
+        fork_reason={"entropy change": 0.125},
     )
-    scored = (*group.rollouts[:-1], dataclasses.replace(group.rollouts[-1], rollout=last))
+    explained = dataclasses.replace(group.rollouts[-1], rollout=last, reasons={"math": "there is no answer"})
+    scored = (*group.rollouts[:-1], explained)
     record = dataclasses.replace(played[0], group=dataclasses.replace(group, rollouts=scored))
     write_records(tmp_path / "r.jsonl.gz", [record])
     assert list(read_records(tmp_path / "r.jsonl.gz")) == [record]

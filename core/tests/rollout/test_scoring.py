@@ -129,13 +129,14 @@ def test_scores_follow_the_order_of_the_group() -> None:
 
 
 def test_the_reward_is_the_weighted_sum_and_every_part_is_kept_unweighted() -> None:
-    shaped = per_rollout(lambda r: Score(value=2.0, parts={"f1": 0.25}, token_rewards={0: 1.0}))
+    shaped = per_rollout(lambda r: Score(value=2.0, parts={"f1": 0.25}, token_rewards={0: 1.0}, reason="it is long"))
     scored = score(
         group("aaa"), weighted(per_rollout(length), weight=0.5), weighted(shaped, "shape", weight=10.0)
     ).rollouts[0]
     assert scored.reward == 0.5 * 3 + 10 * 2
     assert scored.parts == {"length": 3.0, "shape": 2.0, "shape/f1": 0.25}
     assert scored.token_rewards == {0: 10.0}
+    assert scored.reasons == {"shape": "it is long"}
 
 
 def test_a_reward_may_multiply_the_sum_of_those_that_add() -> None:

@@ -78,6 +78,13 @@ def test_with_the_papers_values_it_forks_exactly_where_the_entropy_rose() -> Non
     assert after((1.0, 0.9)) == []
 
 
+def test_a_fork_says_by_which_numbers_it_was_decided() -> None:
+    (fork,) = after((1.0, 1.1))
+    assert isinstance(fork, Fork)
+    change = entropy_change((1.0, 1.1), (1.0, 1.0), ArpoConfig().normalizer, V)
+    assert fork.reason == pytest.approx({"entropy change": change, "score": 0.5 + 0.2 * change, "tau": 0.5})
+
+
 def test_the_threshold_by_hand() -> None:
     """alpha + beta * change = 0.2 + 0.5 * (sum / ln V) > 0.6 if and only if the sum exceeds 0.8 ln V = 5.526204."""
     values = {"alpha": 0.2, "beta": 0.5, "tau": 0.6}

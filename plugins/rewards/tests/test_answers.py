@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ramet import Score
 from ramet_rewards.bounds import refused
 from ramet_rewards.config import MathConfig
 from ramet_rewards.math import MathReward
@@ -259,6 +260,21 @@ def test_no_answer_keeps_the_event_loop_busy(write: Any, answer: str) -> None:
     assert [score(reward, write, gold, answer) for gold in ("5", "0.5")] == [0.0, 0.0]
     refused("y", answer[:2000])
     assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("806*9", "the answer '806*9' does not equal the gold answer '7254'; it is a term, which is not computed "),
+        ("7253", "the answer '7253' does not equal the gold answer '7254'"),
+        ("7254", "the answer '7254' equals the gold answer '7254'"),
+        (None, "there is no answer"),
+    ],
+)
+def test_a_score_says_why(write: Any, answer: str | None, reason: str) -> None:
+    reward = MathReward(MathConfig(workers=1))
+    (scored,) = asyncio.run(reward([write.answer(answer, "7254")]))
+    assert isinstance(scored, Score) and str(scored.reason).startswith(reason)
 
 
 @pytest.mark.parametrize(

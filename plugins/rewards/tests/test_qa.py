@@ -137,7 +137,7 @@ def test_a_megabyte_is_read_to_its_bound_and_quickly() -> None:
 def test_the_box_of_an_answer_is_opened_and_no_answer_scores_zero(write: Any) -> None:
     for reward in (f1(QaConfig()), em(QaEmConfig())):
         group = [write.answer(r"It is \boxed{Paris}.", "Paris"), write.answer(None, "Paris", id="1")]
-        assert asyncio.run(reward(group)) == [1.0, 0.0]  # type: ignore[arg-type]
+        assert [score.value for score in asyncio.run(reward(group))] == [1.0, 0.0]  # type: ignore[arg-type, union-attr]
 
 
 @pytest.mark.parametrize("kind", Normalisation)
@@ -145,7 +145,7 @@ def test_words_in_wrappers_of_latex_are_words(write: Any, kind: Normalisation) -
     answers = (r"\boxed{\text{New York}}", r"\boxed{\textbf{\text{New York}}}", r"\mathrm{New~York}", r"New\ York")
     group = [write.answer(answer, "New York", id=answer) for answer in answers]
     for reward in (f1(QaConfig(normalisation=kind)), em(QaEmConfig(normalisation=kind))):
-        assert asyncio.run(reward(group)) == [1.0] * 4  # type: ignore[arg-type]
+        assert [score.value for score in asyncio.run(reward(group))] == [1.0] * 4  # type: ignore[arg-type, union-attr]
 
 
 @pytest.mark.parametrize("kind", Normalisation)

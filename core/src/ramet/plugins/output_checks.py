@@ -202,6 +202,8 @@ def score_problem(score: object, rollout: Rollout) -> str | None:
         return "scored with a Score whose parts or token_rewards are not a mapping of names or positions to numbers"
     if not isinstance(score.masked, bool):
         return f"scored with Score(masked={score.masked!r:.80}): give True or False"
+    if not isinstance(score.reason, str | None):
+        return f"scored with Score(reason={score.reason!r:.80}): give a text or None"
     numbers = {f"the reply {rollout.reply!r:.80}": score.value}
     numbers |= {f"part {name!r}": part for name, part in score.parts.items()}
     for position, extra in score.token_rewards.items():

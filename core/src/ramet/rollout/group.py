@@ -389,6 +389,7 @@ class GroupScheduler:
             )
         for _ in range(fork.n):
             live = parent.fork(fork.turn, fork.token)
+            live.fork_reason = {name: float(value) for name, value in fork.reason.items()}
             self.context.counts.forks += 1
             self.history.add_fork(live.path, fork.turn, fork.token)
             self._start(live)

@@ -177,6 +177,7 @@ def _rollout_data(
         "parent": rollout.parent,
         "fork_turn": rollout.fork_turn,
         "fork_token": rollout.fork_token,
+        **({"fork_reason": dict(rollout.fork_reason)} if rollout.fork_reason else {}),
         "n_shared": rollout.n_shared,
         "prefix": None if rollout.prefix is None else asdict(rollout.prefix),
         "segments": [index[id(segment)] for segment in rollout.segments],
@@ -192,6 +193,7 @@ def _rollout_data(
         "reward": scored.reward,
         "parts": dict(scored.parts),
         "token_rewards": {str(k): v for k, v in scored.token_rewards.items()},
+        **({"reasons": dict(scored.reasons)} if scored.reasons else {}),
         "advantages": _pack(advantages.get(rollout.id)),
     }
 
@@ -262,6 +264,7 @@ def _scored(
         parent=parent,
         fork_turn=fork_turn,
         fork_token=data.get("fork_token", 0),  # records of earlier versions lack it
+        fork_reason=data.get("fork_reason", {}),
         n_shared=data["n_shared"],
         prefix=None if data.get("prefix") is None else PrefixSource(**data["prefix"]),
         tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own_calls,
@@ -273,7 +276,13 @@ def _scored(
         stats=data["stats"],
     )
     tokens = {int(k): v for k, v in data["token_rewards"].items()}
-    return ScoredRollout(rollout=rollout, reward=data["reward"], parts=data["parts"], token_rewards=tokens)
+    return ScoredRollout(
+        rollout=rollout,
+        reward=data["reward"],
+        parts=data["parts"],
+        token_rewards=tokens,
+        reasons=data.get("reasons", {}),
+    )
 
 
 def _pack(values: array[Any] | None) -> str | None:

@@ -43,6 +43,7 @@ class ScoredRollout:
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)  # clipped, unweighted, by reward name (and `name/part`)
     token_rewards: Mapping[int, float] = field(default_factory=dict)  # by response position
+    reasons: Mapping[str, str] = field(default_factory=dict)  # `Score.reason` by reward name
 
     @property
     def score(self) -> float | None:
@@ -161,6 +162,7 @@ class Scorer:
             reward=scored.reward,
             parts=scored.parts,
             token_rewards=scored.token_rewards,
+            reasons=scored.reasons,
             fault=scored.rollout.fault,
             left_out=scored.rollout.left_out,
         )
@@ -239,6 +241,7 @@ def _scored_before(rollout: Rollout, score: RolloutScore) -> ScoredRollout:
         reward=score.reward,
         parts=score.parts,
         token_rewards=score.token_rewards,
+        reasons=score.reasons,
     )
 
 
@@ -290,6 +293,7 @@ def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score |
         parts={name: _float(part) for name, part in score.parts.items()},
         token_rewards={position: _float(extra) for position, extra in score.token_rewards.items()},
         masked=bool(score.masked),
+        reason=score.reason,
     )
 
 
@@ -309,6 +313,7 @@ def _merge(
     total, factor, left_out = 0.0, 1.0, None
     parts: dict[str, float] = {}
     tokens: dict[int, float] = {}
+    reasons: dict[str, str] = {}
     for reward, score in zip(rewards, scores, strict=True):
         assert isinstance(score, Score)
         left_out = left_out or (f"reward:{reward.name}" if score.masked and leave_out else None)
@@ -320,6 +325,9 @@ def _merge(
         parts.update({f"{reward.name}/{name}": part for name, part in score.parts.items()})
         for position, value in score.token_rewards.items():
             tokens[position] = tokens.get(position, 0.0) + reward.weight * value
+        if score.reason:
+            reasons[reward.name] = score.reason
     if left_out is not None:
-        return ScoredRollout(rollout=replace(rollout, left_out=left_out), reward=None, parts=parts)
-    return ScoredRollout(rollout=rollout, reward=total * factor, parts=parts, token_rewards=tokens)
+        return ScoredRollout(rollout=replace(rollout, left_out=left_out), reward=None, parts=parts, reasons=reasons)
+    reward_sum = total * factor
+    return ScoredRollout(rollout=rollout, reward=reward_sum, parts=parts, token_rewards=tokens, reasons=reasons)

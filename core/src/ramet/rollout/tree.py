@@ -59,6 +59,7 @@ class LiveRollout:
     parent: LiveRollout | None = None
     fork_turn: int | None = None
     fork_token: int = 0
+    fork_reason: Mapping[str, float] = field(default_factory=dict)
     n_shared: int = 0
     prefix: PrefixSource | None = None  # of a root that began with a stored prefix
     response: str = ""
@@ -204,6 +205,7 @@ class LiveRollout:
             parent=None if self.parent is None else self.parent.key.path,
             fork_turn=self.fork_turn,
             fork_token=self.fork_token,
+            fork_reason=self.fork_reason,
             n_shared=self.n_shared,
             prefix=self.prefix,
             tool_calls=tuple(self.tool_calls),

@@ -6,8 +6,8 @@ keeps the tokens and starts the rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TypeAlias
 
@@ -81,13 +81,15 @@ class Fork:
     """Start n rollouts at the beginning of `turn` of `rollout`, that is, right after the tool result before it.
 
     `token` > 0: at this sampled token of the turn instead (0-based within the turn; the tokens before it are shared),
-    which must have ended.
+    which must have ended. `reason`: the numbers by which it was decided (`{"entropy change": 0.12}`), recorded and
+    shown in the report; it has no effect.
     """
 
     rollout: str
     turn: int
     n: int = 1
     token: int = 0
+    reason: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,15 @@ class Score:
     """A reward with its parts. `parts` are logged, not added; `token_rewards` maps response positions to extra reward.
 
     `masked` leaves the rollout out of statistics and loss on purpose (overlong filtering, say): it counts as
-    `rollout/left_out_share`, never as a failure. Its value is recorded, and used by validations alone.
+    `rollout/left_out_share`, never as a failure. Its value is recorded, and used by validations alone. `reason` says in
+    a sentence why the value is what it is; it is recorded and shown in the report, and has no effect.
     """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     token_rewards: Mapping[int, float] = field(default_factory=dict)
     masked: bool = False
+    reason: str | None = None
 
 
 class Reward(Protocol):

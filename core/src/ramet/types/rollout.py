@@ -128,6 +128,7 @@ class Rollout:
     parent: str | None = None
     fork_turn: int | None = None  # the turn of the parent in which this rollout starts, at its beginning or …
     fork_token: int = 0  # … after so many of the tokens that were sampled in it
+    fork_reason: Mapping[str, float] = field(default_factory=dict)  # `Fork.reason`
     n_shared: int = 0
     prefix: PrefixSource | None = None  # of a rollout that began with a stored prefix (`StartFrom`)
     tool_calls: tuple[ToolRecord, ...] = ()
@@ -183,6 +184,7 @@ class RolloutScore:
     reward: float | None  # weighted sum of the rewards; None: it has a fault or is left out
     parts: Mapping[str, float] = field(default_factory=dict)
     token_rewards: Mapping[int, float] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # `Score.reason` by reward name
     fault: Fault | None = None  # a reward failed
     left_out: str | None = None  # a reward left it out on purpose
 

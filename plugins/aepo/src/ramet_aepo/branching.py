@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from statistics import fmean
 
@@ -118,18 +118,25 @@ class Aepo:
         forks: list[Fork] = []
         for turn, id in points:
             n = min(self.config.branches, budget - sum(fork.n for fork in forks))
-            if turn > 0 and n > 0 and self._wants(turn, group.rollout(id), group, forks, rng):
-                forks.append(Fork(rollout=id, turn=turn, n=n))
+            if turn > 0 and n > 0 and (reason := self._reason(turn, group.rollout(id), group, forks, rng)):
+                forks.append(Fork(rollout=id, turn=turn, n=n, reason=reason))
         return forks
 
-    def _wants(self, turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork], rng: Random) -> bool:
+    def _reason(
+        self, turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork], rng: Random
+    ) -> Mapping[str, float]:
+        """Return the numbers that decide for a fork; empty if there is none."""
         config, window = self.config, self.config.window
         now, before = rollout.turns[turn].entropies, group.rollout(rollout.root).turns[0].entropies
         change = entropy_change(now[:window], before[:window], config.normalizer, group.vocab_size)
         count = _on_path if config.consecutive is Consecutive.PATH else _in_group
         penalty = max(0.0, 1 - config.penalty * count(turn, rollout, group, forks))
         score = min(1.0, max(0.0, (config.alpha + config.gamma * change) * penalty))
-        return rng.random() < score if config.rule is ForkRule.BERNOULLI else score > config.tau
+        known = {"entropy change": change, "penalty factor": penalty}
+        if config.rule is ForkRule.BERNOULLI:
+            draw = rng.random()
+            return {**known, "probability": score, "draw": draw} if draw < score else {}
+        return {**known, "score": score, "tau": config.tau} if score > config.tau else {}
 
 
 def _on_path(turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork]) -> int:

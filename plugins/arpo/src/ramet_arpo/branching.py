@@ -12,7 +12,7 @@ of different length (a turn shorter than k) are compared position by position ov
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from ramet import (
@@ -72,15 +72,20 @@ class Arpo:
         n = min(self.config.branches, self._allowed(event.rollout, group))
         if event.turn == 0 or n == 0:
             return []
-        return [Fork(rollout=event.rollout, turn=event.turn, n=n)] if self._wants(event, group, rng) else []
+        reason = self._reason(event, group, rng)
+        return [Fork(rollout=event.rollout, turn=event.turn, n=n, reason=reason)] if reason else []
 
-    def _wants(self, event: FirstTokens, group: GroupView, rng: Random) -> bool:
+    def _reason(self, event: FirstTokens, group: GroupView, rng: Random) -> Mapping[str, float]:
+        """Return the numbers that decide for a fork; empty if there is none."""
         config, window = self.config, self.config.window
         root = group.rollout(group.rollout(event.rollout).root)
         before = root.turns[0].entropies[: len(event.entropies)]
         change = entropy_change(event.entropies[:window], before[:window], config.normalizer, group.vocab_size)
         score = config.alpha + config.beta * change
-        return rng.random() < score if config.rule is Rule.BERNOULLI else score > config.tau
+        if config.rule is Rule.BERNOULLI:
+            draw = rng.random()
+            return {"entropy change": change, "probability": score, "draw": draw} if draw < score else {}
+        return {"entropy change": change, "score": score, "tau": config.tau} if score > config.tau else {}
 
     def _allowed(self, rollout: str, group: GroupView) -> int:
         """Return how many forks the root of this rollout may still have."""

@@ -19,6 +19,7 @@ from ramet_rewards.bounds import refused
 from ramet_rewards.boxed import final
 from ramet_rewards.config import MathConfig
 from ramet_rewards.equality import is_term, number, plain_fraction, plainly_equal, same_number
+from ramet_rewards.text import quoted
 
 PREPARE_S = 120.0  # wall time for the gold answers of a task
 PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
@@ -60,6 +61,22 @@ class MathComparer:
         if not undecided:
             return Verdict.REFUSED if Verdict.REFUSED in verdicts else Verdict.DIFFERENT
         return await self._computed(undecided, stated)
+
+    def reason(self, verdict: Verdict | None, golds: Sequence[str], answer: str | None) -> str | None:
+        """Return the sentence that explains a verdict; None without one."""
+        if verdict is None:
+            return None
+        if answer is None:
+            return "there is no answer"
+        stated = final(answer)
+        if verdict is Verdict.REFUSED:
+            return f"the answer {quoted(stated)} is beyond the bounds of what is computed"
+        if verdict is Verdict.EXPENSIVE:
+            return f"the answer {quoted(stated)} used up the CPU time of an answer"
+        equal = "equals" if verdict is Verdict.EQUAL else "does not equal"
+        is_refused_term = verdict is Verdict.DIFFERENT and not self.config.allow_terms and is_term(stated)
+        term = "; it is a term, which is not computed (allow_terms=false)" if is_refused_term else ""
+        return f"the answer {quoted(stated)} {equal} the gold answer {quoted(*golds)}{term}"
 
     async def aclose(self) -> None:
         """End the processes."""

@@ -113,7 +113,8 @@ class Custom:
                 f"{self._where()} returned a dict without 'score'; found: {', '.join(reply) or 'nothing'}"
             )
         parts = {name: float(part) for name, part in reply.items() if name != "score" and isinstance(part, int | float)}
-        return Score(value=reply["score"], parts=parts)
+        reason = reply.get("reason")
+        return Score(value=reply["score"], parts=parts, reason=reason if isinstance(reason, str) else None)
 
     def _where(self) -> str:
         return f"{self._path.name}: {self.config.function}"

@@ -41,11 +41,14 @@ class Gsm8k:
         golds = {gold_number(gold) for gold in group[0].task.answer}
         return [self._score(golds, rollout) for rollout in group]
 
-    def _score(self, golds: Collection[Fraction], rollout: Rollout) -> float:
+    def _score(self, golds: Collection[Fraction], rollout: Rollout) -> Score:
         stated = _stated(rollout, self.config.method)
         if stated is None:
-            return 0.0
-        return 1.0 if stated in golds else self.config.format_score
+            where = "after ####" if self.config.method is Gsm8kMethod.STRICT else "in the answer"
+            return Score(value=0.0, reason=f"there is no number {where}")
+        value = 1.0 if stated in golds else self.config.format_score
+        is_gold = "is" if stated in golds else "is not"
+        return Score(value=value, reason=f"{stated} {is_gold} the gold answer {' | '.join(map(str, sorted(golds)))}")
 
 
 def gold_number(gold: str) -> Fraction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ramet import Rollout, Score, Task
 from ramet_rewards.comparison import MathComparer, Verdict, gold_answers, gold_problem
@@ -30,15 +30,19 @@ class MathReward:
         answers = sorted({rollout.answer for rollout in group if rollout.answer is not None})
         verdicts = await asyncio.gather(*(self.comparer.compare(golds, answer) for answer in answers))
         judged = dict(zip(answers, verdicts, strict=True))
-        return [score_of(Verdict.DIFFERENT if rollout.answer is None else judged[rollout.answer]) for rollout in group]
+        return [self._score(golds, rollout.answer, judged) for rollout in group]
+
+    def _score(self, golds: Sequence[str], answer: str | None, judged: Mapping[str, Verdict | None]) -> Score | None:
+        verdict = Verdict.DIFFERENT if answer is None else judged[answer]
+        return score_of(verdict, reason=self.comparer.reason(verdict, golds, answer))
 
     async def aclose(self) -> None:
         await self.comparer.aclose()
 
 
-def score_of(verdict: Verdict | None, *, right: float = 1.0, wrong: float = 0.0) -> Score | None:
+def score_of(verdict: Verdict | None, *, reason: str | None, right: float = 1.0, wrong: float = 0.0) -> Score | None:
     """Return the score of a verdict. None: not judged."""
     if verdict is None:
         return None
     parts = {str(kind): float(verdict is kind) for kind in (Verdict.REFUSED, Verdict.EXPENSIVE)}
-    return Score(value=right if verdict is Verdict.EQUAL else wrong, parts=parts)
+    return Score(value=right if verdict is Verdict.EQUAL else wrong, parts=parts, reason=reason)

@@ -39,7 +39,8 @@ class MathDapo:
     async def _score(self, golds: Sequence[str], rollout: Rollout) -> Score | None:
         answer = self._stated(rollout.reply)
         verdict = Verdict.DIFFERENT if answer is None else await self._comparer.compare(golds, answer)
-        return score_of(verdict, right=self.config.right, wrong=self.config.wrong)
+        reason = self._comparer.reason(verdict, golds, answer)
+        return score_of(verdict, reason=reason, right=self.config.right, wrong=self.config.wrong)
 
     def _stated(self, reply: str) -> str | None:
         end = reply[-self.config.last_chars :]

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from ramet import Reward, Rollout, per_rollout
+from ramet import Reward, Rollout, Score, per_rollout
 from ramet_rewards.boxed import final, words_of
 from ramet_rewards.config import QaConfig, QaEmConfig
-from ramet_rewards.text import best_f1, exact_match
+from ramet_rewards.text import best_f1, exact_match, quoted
 
 
 def f1(config: QaConfig) -> Reward:
-    def score(rollout: Rollout) -> float:
+    def score(rollout: Rollout) -> Score:
         if rollout.answer is None:
-            return 0.0
-        return best_f1(words_of(final(rollout.answer)), rollout.task.answer, config.normalisation)
+            return Score(value=0.0, reason="there is no answer")
+        answer, golds = words_of(final(rollout.answer)), rollout.task.answer
+        value = best_f1(answer, golds, config.normalisation)
+        reason = f"F1 of the answer {quoted(answer)} with the nearest gold answer of {quoted(*golds)}"
+        return Score(value=value, reason=reason)
 
     return per_rollout(score)
 
 
 def em(config: QaEmConfig) -> Reward:
-    def score(rollout: Rollout) -> float:
+    def score(rollout: Rollout) -> Score:
         if rollout.answer is None:
-            return 0.0
-        answer = words_of(final(rollout.answer))
-        return exact_match(answer, rollout.task.answer, config.normalisation, within=config.within)
+            return Score(value=0.0, reason="there is no answer")
+        answer, golds = words_of(final(rollout.answer)), rollout.task.answer
+        value = exact_match(answer, golds, config.normalisation, within=config.within)
+        relation = (
+            ("holds" if config.within else "equals") if value else ("lacks" if config.within else "does not equal")
+        )
+        return Score(value=value, reason=f"the answer {quoted(answer)} {relation} the gold answer {quoted(*golds)}")
 
     return per_rollout(score)

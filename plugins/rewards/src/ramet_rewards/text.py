@@ -43,6 +43,7 @@ _TOKEN = re.compile(
     rf"|[{_CJK}]|(?:(?![{_CJK}\d_])[\w{_MARKS}])+|(?<=[a-z])#|(?!(?<![\w)\]])\+[\d.])[{_SIGNS}]"
 )
 MOST_CHARS = 20_000  # of an answer; what follows is not read, and shares nothing with a gold answer
+SHOWN_CHARS = 60  # of an answer, in a reason
 MOST_RUN = 400  # tokens of the gold answer in which runs in common are looked for
 
 Tokens = tuple[str, ...]
@@ -84,6 +85,11 @@ TOKENS: dict[Normalisation, Callable[[str], Tokens]] = {
     Normalisation.SQUAD: squad_tokens,
     Normalisation.UNICODE: unicode_tokens,
 }
+
+
+def quoted(*texts: str) -> str:
+    """Return answers as a reason shows them: the first three, cut to 60 characters."""
+    return " | ".join(repr(text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…") for text in texts[:3])
 
 
 def exact_match(answer: str, golds: Sequence[str], kind: Normalisation, *, within: bool = False) -> float:

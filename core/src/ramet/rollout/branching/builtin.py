@@ -62,8 +62,10 @@ class RandomBranching:
         match event:
             case Start():
                 return [StartRoots(n=initial_rollouts(self.config.initial_rollouts, group.budget))]
-            case FirstTokens(turn=turn) if turn >= 1 and group.budget_left and rng.random() < self.config.probability:
-                return [Fork(rollout=event.rollout, turn=turn)]
+            case FirstTokens(turn=turn) if turn >= 1 and group.budget_left:
+                draw = rng.random()
+                reason = {"probability": self.config.probability, "draw": draw}
+                return [Fork(rollout=event.rollout, turn=turn, reason=reason)] if draw < reason["probability"] else []
             case Idle():
                 return [StartRoots(n=group.budget_left)]
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -100,7 +101,18 @@ def _type_problem(action: BranchAction) -> str | None:
         return f"{action}: rollout is {action.rollout!r}, not the id of a rollout, which is a string"
     values = {name: getattr(action, name) for name in names}
     wrong = [name for name, value in values.items() if not isinstance(value, int) or isinstance(value, bool)]
-    return f"{action}: {wrong[0]} is {values[wrong[0]]!r}, not an int" if wrong else None
+    if wrong:
+        return f"{action}: {wrong[0]} is {values[wrong[0]]!r}, not an int"
+    if isinstance(action, Fork) and not _is_reason(action.reason):
+        return f"{action}: reason is {action.reason!r:.200}, not a mapping of names to finite numbers"
+    return None
+
+
+def _is_reason(reason: object) -> bool:
+    if not isinstance(reason, Mapping):
+        return False
+    numbers = [value for value in reason.values() if isinstance(value, int | float) and math.isfinite(value)]
+    return len(numbers) == len(reason) and all(isinstance(name, str) for name in reason)
 
 
 def _fork_problems(fork: Fork, by_id: Mapping[str, RolloutView]) -> list[str]:

@@ -61,4 +61,5 @@ class TokenEntropy:
         token = max(own_tokens, key=ended.entropies.__getitem__, default=None)
         if token is None or view.n_forks >= self.config.max_forks or ended.entropies[token] < self.config.min_entropy:
             return []
-        return [Fork(rollout=view.id, turn=turn, token=token)]
+        reason = {"entropy of the token": ended.entropies[token], "lowest that forks": self.config.min_entropy}
+        return [Fork(rollout=view.id, turn=turn, token=token, reason=reason)]

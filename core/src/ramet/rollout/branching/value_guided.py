@@ -40,7 +40,10 @@ class ValueGuided:
         later = group.budget - initial_rollouts(self.config.initial_rollouts, group.budget)
         n = min(group.budget_left, -(-later // self.config.rounds))
         turns = sorted(turn for view in group.rollouts if self._has_failed(view) for turn in _turns(view))
-        forks = [Fork(rollout=id, turn=turn) for *_, id, turn in turns[:n]]
+        forks = [
+            Fork(rollout=id, turn=turn, reason={"mean entropy of the turn": -negated, "forks there before": before})
+            for before, negated, id, turn in turns[:n]
+        ]
         return forks or [StartRoots(n=n)]
 
     def _has_failed(self, view: RolloutView) -> bool:
