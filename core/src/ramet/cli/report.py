@@ -1,4 +1,4 @@
-"""`ramet report`: one HTML file about a run."""
+"""`ramet report`: one HTML file about a run, or about several."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from pathlib import Path
 
 from ramet.cli.terminal import Parser, run_folder, say
 from ramet.errors import ConfigError
-from ramet.report.html import write_report
+from ramet.report.html import write_comparison, write_report
 
 
 def run(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="ramet report", add_help=False, description="One self-contained HTML file of a run.")
-    parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
-    parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's directory")
+    parser = Parser(
+        prog="ramet report",
+        add_help=False,
+        usage="ramet report RUN [RUN …] [--out FILE]",
+        description="One self-contained HTML file of a run; of several runs: their curves over each other, the keys "
+        "that differ, and the paired differences of evaluations.",
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's directory, or its name under runs/")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the file to write; default: report.html in the run's directory, or compare-A-B.html beside the first run",
+    )
     options = parser.read(arguments)
     if options is None:
         return 0
-    if options.run is None:
+    if not options.runs:
         raise ConfigError("which run? give its directory, or its name under runs/")
-    say(str(write_report(run_folder(options.run), options.out)))
+    runs = [run_folder(run) for run in options.runs]
+    say(str(write_report(runs[0], options.out) if len(runs) == 1 else write_comparison(runs, options.out)))
     return 0

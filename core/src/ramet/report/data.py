@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from ramet.errors import ConfigError
 from ramet.evaluate.stored import StoredEvaluation
 from ramet.report.evaluation import evaluation_data
+from ramet.report.group_counts import ALL, ROOTS, VALID, GroupCounts
+from ramet.report.in_short import in_short
 from ramet.runs.hub_inputs import recorded_folder
 from ramet.runs.manifest import BROKEN_CONFIG, read_config
 from ramet.tracking.columns import RL
@@ -25,7 +27,11 @@ logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
 SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
 SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
-FIRST = ("reward/roots_mean", "reward/mean", "rollout/forks_per_group")  # curves, before the console's
+VALIDATION = "valid/"  # metrics of validations: their curves come first
+FIRST = (VALID, ROOTS, ALL, "rollout/forks_per_group")  # curves, before the console's
+SHARES = ("_share", "hit_rate", "tool_use", "accuracy", "clip_fraction", "clip_fraction_low")  # ends of names
+REWARDS = ("reward/", VALIDATION, "source/")
+WANTED = list(dict.fromkeys([*FIRST, *(column.key for column in RL.columns if column.per is None)]))
 # Metrics that are shown at once, with those.
 MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss", "sft/valid_loss")
 EVALUATION = "eval/"  # metrics of an evaluation, which has one value of each: they are in its table
@@ -43,9 +49,16 @@ class ReportPhases:
     summary: Json  # numbers of the whole
 
 
-def overview(run: Path, evaluation: StoredEvaluation | None = None, phases: ReportPhases | None = None) -> Json:
-    """Everything on the first page. Raises `ConfigError` if the folder is missing or holds neither metrics nor an
-    `evaluation`.
+def overview(
+    run: Path,
+    evaluation: StoredEvaluation | None = None,
+    phases: ReportPhases | None = None,
+    config: DictConfig | None = None,
+    counts: GroupCounts | None = None,
+) -> Json:
+    """Everything on the first page. `counts`: of the recorded groups, for intervals and what masked rollouts.
+
+    Raises `ConfigError` if the folder is missing or holds neither metrics nor an `evaluation`.
     """
     if not run.is_dir():
         raise ConfigError(f"report: {run} is not a folder; give a run directory such as runs/NAME")
@@ -58,13 +71,16 @@ def overview(run: Path, evaluation: StoredEvaluation | None = None, phases: Repo
             f"report: no metrics in {run}: {NAME} and {SFT_FOLDER}/{NAME} are missing or empty; has the run started?"
         )
     training = {name: curve for name, curve in curves.items() if name not in sft and not name.startswith(EVALUATION)}
-    sections = [_section("Training", "step", training), _section("SFT", "optimiser step", sft)]
+    counts = GroupCounts() if counts is None else counts
+    sections = [_section("Training", "step", training, counts), _section("SFT", "optimiser step", sft, counts)]
+    measured = None if evaluation is None else evaluation_data(evaluation)
     manifest = read_json(run / "manifest.json")
     return {
         "name": run.resolve().name if phases is None else phases.name,
+        "in_short": in_short({**curves, **sft}, OmegaConf.create() if config is None else config, counts, measured),
         "sections": [section for section in sections if section["curves"]],
         "summary": _summary(read_json(run / "summary.json") if phases is None else phases.summary),
-        "evaluation": None if evaluation is None else evaluation_data(evaluation),
+        "evaluation": measured,
         "facts": _facts(manifest),
         "manifest": json.dumps(manifest, indent=2) if manifest else None,
         "config": _text(run / "config.yaml"),
@@ -90,14 +106,40 @@ def read_json(path: Path) -> Json | None:
     return body if isinstance(body, dict) else None
 
 
-def _section(title: str, x: str, curves: Mapping[str, Curve]) -> Json:
-    wanted = list(dict.fromkeys([*FIRST, *(column.key for column in RL.columns if column.per is None)]))
-    names = sorted(curves, key=lambda name: (wanted.index(name) if name in wanted else len(wanted), name))
-    drawn = []
-    for name in names:
-        xs, ys = _thinned(*curves[name])
-        drawn.append({"name": name, "main": name in wanted or name.startswith(MAIN), "x": xs, "y": ys})
+def _section(title: str, x: str, curves: Mapping[str, Curve], counts: GroupCounts) -> Json:
+    drawn: list[Json] = []
+    for name in sorted(curves, key=in_order):
+        curve = curve_data(name, curves[name], counts)
+        points = (curve["x"], curve["y"])
+        same = next((other["name"] for other in drawn if (other["x"], other["y"]) == points), None)
+        drawn.append({**curve, "flat": len(set(curve["y"])) == 1, "same": same})
     return {"title": title, "x": x, "curves": drawn, "thinned": any(len(c[0]) > MAX_POINTS for c in curves.values())}
+
+
+def in_order(name: str) -> tuple[bool, int, str]:
+    """Sort metrics: validations, then rewards, then the console's metrics, then the others by name."""
+    return not name.startswith(VALIDATION), WANTED.index(name) if name in WANTED else len(WANTED), name
+
+
+def curve_data(name: str, curve: Curve, counts: GroupCounts) -> Json:
+    """The points of one metric, with half of the 95 % interval of those that `counts` knows."""
+    xs, ys = _thinned(*curve)
+    halves = [counts.half_width(name, [int(step)]) for step in curve[0]] if len(curve[0]) <= MAX_POINTS else []
+    return {
+        "name": name,
+        "main": name in WANTED or name.startswith(MAIN),
+        "share": _is_share(name, curve[1]),
+        "x": xs,
+        "y": ys,
+        "half": [None if half is None else _finite(half) for half in halves] if any(halves) else None,
+    }
+
+
+def _is_share(name: str, values: Sequence[float]) -> bool:
+    """Whether a metric cannot leave [0, 1]: by its name, or a reward that never did."""
+    if name.endswith(SHARES) or name.startswith("rollout/stop/"):
+        return True
+    return name.startswith(REWARDS) and all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float | None], list[float | None]]:

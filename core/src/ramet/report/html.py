@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import os
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -17,15 +18,18 @@ from string import Template
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.io.os_errors import os_error_text
+from ramet.report.comparison import comparison, file_name
 from ramet.report.data import ReportPhases, overview, stored_config, tokenizer_folders
 from ramet.report.evaluation import find_evaluation
-from ramet.report.rollouts import Steps, collect_steps, safe_json
+from ramet.report.rollouts import collect_steps, safe_json
 from ramet.report.tree import find_splitter
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'
 HEAD_BYTES = 1024  # of a page: the marker is among them
-SCRIPTS = ("text.js", "curves.js", "evaluation.js", "overview.js", "tasks.js", "lanes.js", "tree.js", "main.js")
+_FIRST = ("text.js", "frame.js", "curves.js")  # scripts of every report
+SCRIPTS = (*_FIRST, "evaluation.js", "highlights.js", "overview.js", "tasks.js", "lanes.js", "tree.js", "main.js")
+COMPARISON_SCRIPTS = (*_FIRST, "comparison.js")
 STYLES = ("page.css", "rollouts.css")
 
 
@@ -42,14 +46,32 @@ def write_report(run: Path, out: Path | None = None, phases: ReportPhases | None
     config = stored_config(run)
     measured = run if phases is None or phases.evaluation is None else phases.evaluation
     evaluation = find_evaluation(measured, stored_config(measured))
-    facts = overview(run, evaluation, phases)
     steps = collect_steps(run, evaluation, find_splitter(tokenizer_folders(run, config)), max_bytes=MAX_BYTES)
-    text = page({**facts, "notes": steps.notes}, steps)
+    facts = overview(run, evaluation, phases, config, steps.counts)
+    text = page({**facts, "notes": steps.notes}, SCRIPTS, steps.scripts)
+    _write(out, text, [run], elsewhere)
+    return out
+
+
+def write_comparison(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write one page about several runs to `out`, by default `compare-A-B.html` beside the first, and return the path.
+
+    Raises `ConfigError` as `comparison` does, and if `out` cannot be written or is something else than a report.
+    """
+    elsewhere = "; `--out FILE` writes it elsewhere" if out is None else ""
+    out = out or runs[0].parent / file_name(runs)
+    _check_out(out)
+    _write(out, page(comparison(runs), COMPARISON_SCRIPTS), runs, elsewhere)
+    return out
+
+
+def _write(out: Path, text: str, runs: Sequence[Path], elsewhere: str) -> None:
+    """Write the page, for its owner alone if one of the runs is."""
+    private = any(not run.stat().st_mode & 0o077 for run in runs)
     try:
-        write_file(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
+        write_file(out, text.encode("ascii", "xmlcharrefreplace"), private=private)
     except OSError as error:
         raise ConfigError(f"report: {os_error_text(error)}{elsewhere}") from error
-    return out
 
 
 def _check_out(out: Path) -> None:
@@ -66,11 +88,11 @@ def _check_out(out: Path) -> None:
         raise ConfigError(f"report: {out} is there already and is no report of Ramet's; name another file")
 
 
-def page(facts: dict[str, object], steps: Steps) -> str:
-    """The whole file. Asset files are ASCII, so only the title can hold anything else."""
-    script = "(() => {\n" + '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+def page(facts: Mapping[str, object], scripts: Sequence[str], steps: Sequence[str] = ()) -> str:
+    """The whole file, of these scripts. Asset files are ASCII, so only the title can hold anything else."""
+    script = "(() => {\n" + '"use strict";\n' + "\n".join(_asset(name) for name in scripts) + "})();\n"
     style = "\n".join(_asset(name) for name in STYLES)
-    data = [_data("overview", safe_json(facts)), *(_data("step", text) for text in steps.scripts)]
+    data = [_data("overview", safe_json(facts)), *(_data("step", text) for text in steps)]
     return Template(_asset("page.html")).substitute(
         title=html.escape(f"{facts['name']} - Ramet"),
         script_hash=_hash(script),

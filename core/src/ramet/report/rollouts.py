@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
 from ramet.evaluate.stored import StoredEvaluation
+from ramet.report.group_counts import GroupCounts
 from ramet.report.tree import Splitter, group_data
 from ramet.rollout.record import read_records
 
+logger = logging.getLogger(__name__)
 FOLDER = "rollouts"
+MOST_COUNTED = 200_000_000  # packed bytes of a run's records that are read for intervals alone
 EVALUATION = "eval"  # kind of a group; the others are the keys of `_TITLES`
 _TITLES = {"step": "Step {step}", "valid": "Validation after step {step}"}  # kind -> how notes begin
 _FILE = re.compile(r"(step|valid)_(\d+)\.jsonl(\.\w+)?")
@@ -32,6 +36,7 @@ class Steps:
 
     scripts: list[str]
     notes: list[str]
+    counts: GroupCounts = field(default_factory=GroupCounts)  # of steps and validations
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,6 +58,23 @@ def recorded_files(run: Path) -> list[RecordedFile]:
     return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in matched if match)
 
 
+def recorded_counts(run: Path) -> GroupCounts:
+    """Count all recorded groups of a run; none of too many bytes. An unreadable file is reported."""
+    files, counts = recorded_files(run), GroupCounts()
+    if sum(file.path.stat().st_size for file in files) > MOST_COUNTED:
+        logger.warning("report: the records of %s are over %d MB: no intervals are drawn", run, MOST_COUNTED // 10**6)
+        return counts
+    for file in files:
+        of_file = GroupCounts()
+        try:
+            deque(of_file.counted(read_records(file.path), file.kind), maxlen=0)
+        except UNREADABLE as error:
+            logger.warning("report: %s could not be read: %s", file.path, error)
+            continue
+        counts.update(of_file)
+    return counts
+
+
 def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitter, *, max_bytes: int) -> Steps:
     """Read the recorded groups until the budget is used up. An unreadable file is noted, not fatal."""
     files = recorded_files(run)
@@ -62,18 +84,19 @@ def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitte
         scripts, notes = measured.scripts, measured.notes
     bytes_left = max_bytes - sum(map(len, scripts))
     played = _collect_files(files, split, bytes_left)
-    return Steps(scripts=[*played.scripts, *scripts], notes=[*played.notes, *notes])
+    return Steps(scripts=[*played.scripts, *scripts], notes=[*played.notes, *notes], counts=played.counts)
 
 
 def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: int) -> Steps:
     kept: dict[int, str] = {}
     notes: list[str] = []
     left_out: list[RecordedFile] = []
+    counts = GroupCounts()
     for index in spread(len(files)):
-        file = files[index]
+        file, of_file = files[index], GroupCounts()
         try:
-            read_groups = (group_data(record, i, split) for i, record in enumerate(read_records(file.path)))
-            groups = ({**group, "kind": file.kind} for group in read_groups)
+            records = enumerate(of_file.counted(read_records(file.path), file.kind))
+            groups = ({**group_data(record, i, split), "kind": file.kind} for i, record in records)
             script, n_left = _script(groups, max_bytes, whole=bool(kept))
         except UNREADABLE as error:
             notes.append(f"{file.title}: its rollouts could not be read ({type(error).__name__}: {error}).")
@@ -82,10 +105,12 @@ def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: in
             left_out.append(file)
             continue
         kept[index] = script
+        counts.update(of_file)
         max_bytes -= len(script)
         if n_left:
             notes.append(f"{file.title}: only its first groups are shown, {n_left} did not fit into this file.")
-    return Steps(scripts=[kept[index] for index in sorted(kept)], notes=[*notes, *_left_out(files, left_out)])
+    scripts = [kept[index] for index in sorted(kept)]
+    return Steps(scripts=scripts, notes=[*notes, *_left_out(files, left_out)], counts=counts)
 
 
 def _left_out(files: Sequence[RecordedFile], left_out: Sequence[RecordedFile]) -> Iterator[str]:

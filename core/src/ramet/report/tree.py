@@ -130,10 +130,12 @@ def _rollout(
         "parent": rollout.parent,
         "at": _anchor(rollout, by_id),
         "turn": rollout.fork_turn,
+        "reason": {name: _number(value) for name, value in rollout.fork_reason.items()},
         "stop": str(rollout.stop),
         "answer": rollout.answer,
         "reward": _number(scored.reward),
         "parts": {name: _number(value) for name, value in scored.parts.items()},
+        "reasons": dict(scored.reasons),
         "token_rewards": {str(at): _number(value) for at, value in scored.token_rewards.items()},
         "turn_rewards": [
             [t, _number(v)] for t, v in enumerate(rollout.turn_rewards) if t >= first_turn and v is not None

@@ -13,7 +13,7 @@ function evaluationSection(data) {
     all.length ? scoreTable(all) : null,
     data.notes.map((note) => el("p", { class: "note" }, note)),
     titled("By data source (main metric)", sourceTable(all)),
-    titled("pass@k (main metric)", curves.length ? el("div", { class: "charts" }, curves.map((curve) => chart(curve, "k", [0, 1]))) : null),
+    titled("pass@k (main metric)", curves.length ? el("div", { class: "charts" }, curves.map((curve) => chart({ ...curve, share: true }, "k"))) : null),
     titled("Tools", all.length ? toolTables(all) : null),
     titled("Rollouts without a score", missingTable(all)),
     titled("Judges", judgeTable(data.judges)));
@@ -22,8 +22,6 @@ function evaluationSection(data) {
 function titled(title, content) {
   return content ? el("div", {}, el("h3", {}, title), content) : null;
 }
-
-const withInterval = ([value, half]) => number(value) + (half === null ? "" : " \u00b1 " + number(half));
 
 function scoreTable(benchmarks) {
   const rows = benchmarks.flatMap((one) => one.metrics.map((metric, i) => [

@@ -1,17 +1,8 @@
-// The address holds what is shown: #overview, #tasks, #s3/g2, #s3/g2/r0.1.
+// The address holds what is shown: #overview, #tasks, #s3 (the tasks of a step), #s3/g2, #s3/g2/r0.1.
 
-const page = document.getElementById("page");
-const root = document.documentElement;
 const state = { text: "", step: "", kind: "", benchmark: "", status: "all groups", source: "", low: "", high: "", sort: "step", down: false, shown: PAGE, rows: [] };
 const view = { shade: "entropy" };
 let here = null; // the open group, for the keys
-
-root.dataset.errors = 0;
-window.addEventListener("error", () => { root.dataset.errors = Number(root.dataset.errors) + 1; });
-
-function read(kind) {
-  return [...document.querySelectorAll(`script[data-kind="${kind}"]`)].map((node) => JSON.parse(node.textContent));
-}
 
 const [facts] = read("overview");
 const steps = read("step");
@@ -21,15 +12,18 @@ const groups = state.rows.map((row) => row.group);
 function route() {
   const hash = location.hash.slice(1);
   const match = /^([sve])(\d+)\/g(\d+)(?:\/r([\d.]+))?$/.exec(hash);
+  const step = /^([sv])(\d+)$/.exec(hash);
   here = null;
+  if (step) Object.assign(state, { step: step[2], kind: step[1] === "s" ? "step" : "valid", shown: PAGE });
   const wanted = (g) => LETTERS[g.kind] === match[1] && g.step === Number(match[2]) && g.index === Number(match[3]);
   const at = match ? groups.findIndex(wanted) : -1;
   if (at >= 0) openGroup(at, match[4]);
   else if (match) page.replaceChildren(el("p", { class: "note" }, "This group is not in this file. ", el("a", { href: "#tasks" }, "All tasks")));
-  else page.replaceChildren(hash === "tasks" ? tasksPage(state) : overviewPage(facts, steps));
+  else page.replaceChildren(hash === "tasks" || step ? tasksPage(state) : overviewPage(facts, steps));
   for (const link of document.querySelectorAll("#top a")) {
-    const mine = link.hash === "#overview" ? !match && hash !== "tasks" : match !== null || hash === "tasks";
-    link.toggleAttribute("aria-current", mine);
+    const isTasks = match !== null || step !== null || hash === "tasks";
+    if (isTasks === (link.hash === "#tasks")) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
 }
 
@@ -54,14 +48,7 @@ document.addEventListener("keydown", (event) => {
   if (here && event.key === "k") move(-1);
 });
 
-function themeButton() {
-  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  return el("button", { class: "plain", click: () => { root.dataset.theme = dark() ? "light" : "dark"; } }, "light / dark");
-}
-
-document.getElementById("top").append(
-  el("h1", {}, "Ramet ", el("span", { class: "run" }, facts.name)),
-  el("nav", {}, el("a", { href: "#overview" }, "Overview"), el("a", { href: "#tasks" }, `Tasks (${groups.length})`), themeButton()));
+header(facts.name, groups.length ? [el("a", { href: "#overview" }, "Overview"), el("a", { href: "#tasks" }, `Tasks (${groups.length})`)] : []);
 window.addEventListener("hashchange", route);
 phone.addEventListener("change", route);
 route();

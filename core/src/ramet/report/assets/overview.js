@@ -1,17 +1,38 @@
-// The first page: before and after, curves, evaluations, and what the run was.
+// The first page: the run in short, evaluations, curves, rollouts worth reading, before and after, and what it was.
+
+const FIRST_FACTS = new Set(["job", "state", "seed", "deterministic"]);
+const SHOWN = new Set(["valid/reward", "reward/roots_mean"]);
 
 function overviewPage(data, steps) {
   return el("div", { class: "overview" },
     data.notes.map((note) => el("p", { class: "note" }, note)),
-    beforeAfter(data.summary),
+    inShort(data.in_short),
     evaluationSection(data.evaluation),
-    data.sections.map(curveSection),
-    el("section", {}, el("h2", {}, "Run"), table(["", ""], [...runFacts(steps), ...data.facts], "facts"), files(data)));
+    data.sections.map((section) => curveSection(section, stepsOf(steps))),
+    worthReading(steps.flat()),
+    beforeAfter(data.summary),
+    el("section", {}, el("h2", {}, "Run"), table(["", ""], [...runFacts(steps), ...data.facts.filter(isFirst)], "facts"),
+      moreFacts(data.facts.filter((fact) => !isFirst(fact))), files(data)));
+}
+
+function inShort(lines) {
+  return lines.length ? el("section", { "data-short": "" }, el("h2", {}, "In short"), table(["", ""], lines, "facts short")) : null;
+}
+
+const isFirst = ([name]) => FIRST_FACTS.has(name);
+
+function moreFacts(facts) {
+  return facts.length ? el("details", { class: "more" }, el("summary", {}, `Versions, data, prompt and state (${facts.length})`), table(["", ""], facts, "facts")) : null;
+}
+
+// The steps and validations whose rollouts are in this file, as their addresses: s3, v3.
+function stepsOf(steps) {
+  return new Set(steps.flat().filter((group) => group.kind !== "eval").map((group) => LETTERS[group.kind] + group.step));
 }
 
 function beforeAfter(summary) {
   if (!summary) return null;
-  const change = (a, b) => (typeof a === "number" && typeof b === "number" ? signed(b - a) : "");
+  const change = (a, b) => (typeof a === "number" && typeof b === "number" ? signed(b - a, 3) : "");
   const show = (value) => (typeof value === "number" ? number(value) : String(value));
   const rows = summary.pairs.map(([name, a, b]) => [name.replaceAll("_", " "), show(a), show(b), change(a, b)]);
   return el("section", {}, el("h2", {}, "Before and after"),
@@ -19,27 +40,31 @@ function beforeAfter(summary) {
     summary.rest.length ? table(["", ""], summary.rest.map(([name, value]) => [name.replaceAll("_", " "), value]), "facts") : null);
 }
 
-function curveSection(section) {
-  const main = section.curves.filter((curve) => curve.main);
-  const rest = section.curves.filter((curve) => !curve.main);
-  const grid = (curves) => el("div", { class: "charts" }, curves.map((curve) => chart(curve, section.x)));
-  const more = el("details", { class: "more", open: main.length === 0 }, el("summary", {}, `All other metrics (${rest.length})`));
-  const open = () => { if (more.open && more.childElementCount === 1) more.append(grid(rest)); };
-  more.addEventListener("toggle", open);
-  open();
+// A curve that is flat or equal to another is a line of a list; those of `SHOWN` are always drawn.
+function curveSection(section, linked) {
+  const drawn = section.curves.filter((curve) => SHOWN.has(curve.name) || !(curve.flat || curve.same));
+  const still = section.curves.filter((curve) => !drawn.includes(curve));
+  const main = drawn.filter((curve) => curve.main);
+  const rest = drawn.filter((curve) => !curve.main);
+  const grid = (curves) => el("div", { class: "charts" }, curves.map((curve) => chart(curve, section.x, linked)));
   return el("section", {}, el("h2", {}, section.title),
     section.thinned ? el("p", { class: "hint" }, "Long curves are drawn as means of neighbouring points.") : null,
-    main.length ? grid(main) : null, rest.length ? more : null);
+    el("p", { class: "hint" }, main.some((curve) => curve.half) ? "Bands: 95 % interval of a step's mean over its groups. " : "",
+      linked.size && section.x === "step" ? "A click on a point shows the rollouts of its step." : ""),
+    main.length ? grid(main) : null, folded(`All other metrics (${rest.length})`, rest.length, () => grid(rest), !main.length), still.length ? stillTable(still) : null);
+}
+
+function stillTable(curves) {
+  const value = (curve) => (curve.same && !curve.flat ? `as ${curve.same}` : number(curve.y[0], 4));
+  return el("details", { class: "more", "data-still": "" }, el("summary", {}, `Metrics that do not change or equal another (${curves.length})`),
+    table(["metric", "value"], curves.map((curve) => [curve.name, value(curve)]), "facts"));
 }
 
 function runFacts(steps) {
   const groups = steps.flat();
   const rollouts = groups.flatMap((group) => group.rollouts);
-  const masked = rollouts.filter((one) => one.masked).length;
-  return [
-    ["rollouts in this file", `${rollouts.length} in ${groups.length} groups${parts(groups)}`],
-    ["masked", `${masked} of ${rollouts.length}`],
-  ];
+  if (!groups.length) return [];
+  return [["rollouts in this file", `${rollouts.length} in ${groups.length} groups${parts(groups)}`]];
 }
 
 // " of 3 steps and 2 validations"; nothing for an evaluation alone.
@@ -56,10 +81,4 @@ function files(data) {
   const shown = [["Configuration", data.config], ["Overrides", data.overrides], ["Manifest", data.manifest]];
   return shown.filter(([, text]) => text).map(([title, text]) =>
     el("details", { class: "more" }, el("summary", {}, title), el("pre", { class: "text" }, text)));
-}
-
-function table(heads, rows, kind) {
-  const head = heads.some((title) => title) ? el("thead", {}, el("tr", {}, heads.map((title) => el("th", {}, title)))) : null;
-  return el("div", { class: "scroll" }, el("table", { class: kind }, head,
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el(i ? "td" : "th", {}, cell)))))));
 }

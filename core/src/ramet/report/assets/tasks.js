@@ -20,6 +20,7 @@ const COLUMNS = [
 const NAMES = new Set(["step", "index", "benchmark", "task", "source", "question"]); // on the left; the others are numbers
 const KINDS = { step: "training", valid: "validation", eval: "evaluation" };
 const SPARE = new Set(["index", "source", "question", "rollouts", "min", "max", "calls", "tokens"]); // left out on phones
+const WIDE_ONLY = new Set(["index", "source", "min", "max", "tokens"]); // left out below 1000 pixels
 const RIGHT = 1 - 1e-9; // a score of 1
 const STATUS = {
   "all groups": () => true,
@@ -83,19 +84,20 @@ function tasksPage(state) {
     document.documentElement.dataset.rows = rows.length;
   };
   draw();
-  return el("div", { class: "tasks" }, filters(state, draw), count,
+  return el("div", { class: "tasks" }, el("h2", {}, "Tasks"), filters(state, draw), count,
     el("div", { class: "scroll" }, el("table", { class: "grid" }, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
 
-const cellClass = (key) => [NAMES.has(key) ? "" : "number", SPARE.has(key) ? "spare" : ""].join(" ").trim();
+const cellClass = (key) => [[!NAMES.has(key), "number"], [SPARE.has(key), "spare"], [WIDE_ONLY.has(key), "wide"], [key === "source", "source"]]
+  .filter(([is]) => is).map(([, name]) => name).join(" ");
 
 function taskRow(row, columns) {
   const cells = columns.map(([key]) => {
     if (key === "step") return el("td", {}, row.group.kind === "step" ? String(row.step) : row.group.kind === "valid" ? `${row.step} valid` : "-");
-    if (key === "index") return el("td", { class: "spare" }, String(row.index));
+    if (key === "index") return el("td", { class: cellClass(key) }, String(row.index));
     if (key === "benchmark") return el("td", { class: "source" }, row.benchmark || "-");
     if (key === "task") return el("td", { class: "name" }, el("a", { href: linkOf(row.group) }, excerpt(row.task, 40)), below(row));
-    if (key === "source") return el("td", { class: "source spare" }, excerpt(row.source, 30));
+    if (key === "source") return el("td", { class: cellClass(key) }, excerpt(row.source, 30));
     if (key === "question") return el("td", { class: "question spare" }, excerpt(row.question, 90));
     const alarm = key === "masked" && row.masked > 0;
     return el("td", { class: cellClass(key) + (alarm ? " alarm" : "") }, number(row[key], 2));

@@ -50,10 +50,12 @@ function number(value, digits = 3) {
   return String(Number(value.toFixed(size >= 100 ? 1 : digits)));
 }
 
-function signed(value) {
+function signed(value, digits = 2) {
   if (value === null || value === undefined) return "-";
-  return (value > 0 ? "+" : "") + number(value, 2);
+  return (value > 0 ? "+" : "") + number(value, digits);
 }
+
+const withInterval = ([value, half]) => number(value) + (half === null || half === undefined ? "" : " \u00b1 " + number(half));
 
 function seconds(value) {
   if (value === null || value === undefined) return "-";

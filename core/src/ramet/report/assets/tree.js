@@ -66,7 +66,7 @@ function rolloutNode(rollout, context) {
       for (const fork of forks.filter((one) => one.at[1] === i)) parts.push(context.nodes.get(fork.id));
       if (i < rollout.segments.length) parts.push(segmentNode(rollout.segments[i]));
     }
-    node.append(el("div", { class: "chain" }, parts, rolloutFoot(rollout, context.group)));
+    node.append(el("div", { class: "chain" }, forkReason(rollout), parts, rolloutFoot(rollout, context.group)));
   };
   return node;
 }
@@ -85,7 +85,7 @@ function rolloutHead(rollout, group) {
   const sampled = turns.reduce((sum, s) => sum + s.n, 0);
   const whose = rollout.at ? `of its own, ${rollout.sampled} in all` : "";
   const facts = [`stop: ${rollout.stop}`, `${turns.length} ${turns.length === 1 ? "turn" : "turns"}`, `${sampled} sampled tokens ${whose}`];
-  if (rollout.at) facts.unshift(`fork of ${rollout.parent} at turn ${rollout.turn}`);
+  if (rollout.at) facts.unshift(`fork of ${rollout.parent} at turn ${rollout.turn + 1}`);
   const advantage = rollout.own === null ? null :
     el("span", { class: "badge " + tone(rollout.own), title: "mean advantage of its own sampled tokens" }, "advantage " + signed(rollout.own),
       rollout.shared === null ? "" : ` (shared prefix ${signed(rollout.shared)})`);
@@ -94,25 +94,34 @@ function rolloutHead(rollout, group) {
     advantage, el("span", { class: "hint" }, facts.join(", "))];
 }
 
+// The numbers by which the branch policy decided; plugins may give none.
+function forkReason(rollout) {
+  const given = Object.entries(rollout.reason).map(([name, value]) => `${name} ${number(value, 4)}`);
+  return given.length ? el("p", { class: "hint", "data-reason": "" }, `Forked here because: ${given.join(", ")}`) : null;
+}
+
 function rolloutFoot(rollout, group) {
   const rows = [["answer", rollout.answer === null ? "none" : rollout.answer]];
   if (rollout.masked) rows.push(["masked because", rollout.masked.join(": ")]);
-  for (const [name, value] of Object.entries(rollout.parts)) rows.push([group.kind === "eval" ? `metric ${name}` : `reward part ${name}`, number(value)]);
+  for (const [name, value] of Object.entries(rollout.parts)) {
+    const reason = rollout.reasons[name] ? `: ${rollout.reasons[name]}` : "";
+    rows.push([group.kind === "eval" ? `metric ${name}` : `reward part ${name}`, number(value) + reason]);
+  }
   for (const [at, value] of Object.entries(rollout.token_rewards)) rows.push([`token reward at ${at}`, number(value)]);
-  for (const [turn, value] of rollout.turn_rewards) rows.push([`reward of turn ${turn}`, number(value)]);
-  for (const [turn, text] of rollout.infos) rows.push([`info of turn ${turn}`, text]);
+  for (const [turn, value] of rollout.turn_rewards) rows.push([`reward of turn ${turn + 1}`, number(value)]);
+  for (const [turn, text] of rollout.infos) rows.push([`info of turn ${turn + 1}`, text]);
   for (const [name, value] of Object.entries(rollout.stats)) rows.push([name, number(value)]);
   return el("div", { class: "foot" }, rollout.calls.map(callNode), (rollout.asked || []).map(judgeNode), table(["", ""], rows, "facts"),
     el("button", { class: "plain", click: (event) => copy(event.target, rollout) }, "copy rollout as JSON"));
 }
 
 function segmentNode(segment) {
-  const facts = [segment.kind === "turn" ? `turn ${segment.turn}` : segment.kind, `${segment.n} tokens`];
+  const facts = [segment.kind === "turn" ? `turn ${segment.turn + 1}` : segment.kind, `${segment.n} tokens`];
   const entropies = known(segment.entropies);
   if (entropies.length) facts.push(`entropy ${number(mean(entropies), 2)}`);
   if (typeof segment.advantages === "number") facts.push(`advantage ${signed(segment.advantages)}`);
   if (Array.isArray(segment.advantages)) facts.push(`advantage ${signed(mean(known(segment.advantages)))} (per token)`);
-  if (segment.version !== undefined && segment.version !== null) facts.push(`weights ${segment.version}`);
+  if (segment.version !== undefined && segment.version !== null) facts.push(`weights version ${segment.version}`);
   const node = el("div", { class: "segment " + colourOf(segment), "data-segment": segment.kind }, el("div", { class: "meta" }, facts.join("  \u00b7  ")));
   node.append(...(segment.calls || []).map(callNode));
   node.append(segment.tokens ? tokenText(segment) : el("div", { class: "text" }, segment.text));
