@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
+from ramet.doctor.diagnosis import diagnosed
 from ramet.errors import raise_all
 from ramet.hub import cached_name
 from ramet.models.loading import DTYPES, load_model, resolve_device
@@ -74,7 +75,9 @@ def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopL
     config = resolved.config
     with ExitStack() as opened:
         path = world.from_first(lambda: _open(resolved, prepared, opened, log))
-        with resumable(resolved, path.name) if world.first else nullcontext():
+        if world.first:
+            opened.enter_context(resumable(resolved, path.name))
+        with diagnosed(path) if world.first else nullcontext():
             if config.sft.strategy is Strategy.NONE or world.joins:
                 train_and_save(config, prepared, path, signals, world)
             elif finished(config, prepared, path) is None:

@@ -13,6 +13,7 @@ from ramet.cluster.launch import open_backend
 from ramet.components.build import Components, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
+from ramet.doctor.diagnosis import diagnosed
 from ramet.errors import raise_all
 from ramet.evaluate.measure import started
 from ramet.event_loop import run_async
@@ -61,7 +62,7 @@ def run(resolved: Resolved) -> TrainResult:
         prepared = prepare(resolved)
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:
-            with resumable(resolved, run_dir.path.name):
+            with resumable(resolved, run_dir.path.name), diagnosed(run_dir.path):
                 run_async(_run(resolved, prepared, run_dir, preemption, log))
             return _result(run_dir.path, prepared.total_steps)
 

@@ -32,7 +32,16 @@ from ramet.types.branch import (
     Stop,
     TurnView,
 )
-from ramet.types.doctor import DoctorCheck, DoctorContext, Finding, Severity
+from ramet.types.doctor import (
+    DoctorCheck,
+    DoctorContext,
+    Finding,
+    RecordedGroup,
+    RolloutRef,
+    RunCheck,
+    Severity,
+    StoredRun,
+)
 from ramet.types.reward import Reward, Score, per_rollout
 from ramet.types.rollout import (
     CallStatus,
@@ -106,12 +115,15 @@ __all__ = [
     "PolicyLoss",
     "PrefixSource",
     "PrefixView",
+    "RecordedGroup",
     "Reward",
     "Rollout",
+    "RolloutRef",
     "RolloutScore",
     "RolloutState",
     "RolloutStep",
     "RolloutView",
+    "RunCheck",
     "Sampled",
     "Score",
     "Scored",
@@ -127,6 +139,7 @@ __all__ = [
     "StepResult",
     "Stop",
     "StopReason",
+    "StoredRun",
     "Task",
     "TemplateFormat",
     "Tool",

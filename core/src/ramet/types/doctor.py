@@ -1,11 +1,14 @@
-"""Doctor checks: what `ramet doctor` asks of every package (entry-point group `ramet.doctor`)."""
+"""Checks of `ramet doctor`: of the machine (entry-point group `ramet.doctor`), and of a run (`ramet.diagnoses`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from ramet.types.rollout import Group
 
 C = TypeVar("C")
 
@@ -20,6 +23,19 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRef:
+    """The place of a recorded rollout in its run."""
+
+    kind: str  # "step", "valid" (a validation) or "eval"
+    step: int
+    task: str
+    rollout: str  # `Rollout.id`
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.step}, {self.task}, rollout {self.rollout}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One line of `ramet doctor`. `fix` says what to do, as a command or a key where possible; None for what is ok.
 
@@ -30,6 +46,9 @@ class Finding:
     severity: Severity
     text: str  # what was found
     fix: str | None = None
+    rollouts: tuple[RolloutRef, ...] = ()  # that show it, of a check of a run
+    page: str | None = None  # that explains it, as "docs/doctor.md#sure"
+    name: str | None = None  # of the check of a run that found it
     mend: InitVar[str | None] = None  # the former name of `fix`, which checks of earlier plugins use
 
     def __post_init__(self, mend: str | None) -> None:
@@ -64,3 +83,43 @@ class DoctorCheck(Protocol):
     """
 
     def __call__(self, context: DoctorContext) -> Iterable[Finding]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedGroup:
+    """The rollouts of one task, as a run recorded them. `group.scores` has the reward of each rollout, by its id."""
+
+    kind: str  # as `RolloutRef.kind`
+    step: int
+    group: Group
+
+    def ref(self, rollout: str) -> RolloutRef:
+        return RolloutRef(kind=self.kind, step=self.step, task=self.group.task.id, rollout=rollout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """What a check of a run reads. `groups` is a sample in the order of steps: a run may have recorded far more."""
+
+    folder: Path
+    job: str  # "train", "sft" or "eval"
+    config: Mapping[str, Any]  # of `config.yaml`, nested as there
+    metrics: Mapping[str, Mapping[int, float]]  # name (docs/metrics.md) -> step -> value, in the order of steps
+    groups: tuple[RecordedGroup, ...] = ()
+
+    def values(self, name: str) -> list[float]:
+        """Return the values of a metric in the order of steps; empty if it was not logged."""
+        return list(self.metrics.get(name, {}).values())
+
+    def option(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key such as `rollout.max_turns`; `default` where it is missing or null."""
+        node: Any = self.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return default if node is None else node
+
+
+class RunCheck(Protocol):
+    """A function of the group `ramet.diagnoses`. It reads and changes nothing; what it raises becomes a finding."""
+
+    def __call__(self, run: StoredRun) -> Iterable[Finding]: ...

@@ -1,0 +1,148 @@
+"""Why a run does not learn: `ramet doctor RUN`, the line at the end of a run, the first lines of its report.
+
+Checks read a `StoredRun` and yield findings, causes before what they cause. A finding that another one explains is left
+out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ramet.config.secrets import hide
+from ramet.doctor.run_checks import formats, policy, rewards, rollouts, sft, timing, tools, update
+from ramet.doctor.stored_run import read_stored_run
+from ramet.errors import InfraError, PluginError
+from ramet.plugins import extensions
+from ramet.plugins.plugin_code import raised_at
+from ramet.types import Finding, RunCheck, Severity, StoredRun
+
+logger = logging.getLogger(__name__)
+MOST = 2  # findings: a run with more has a cause among the first
+CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
+    update.not_finite,
+    rollouts.masked,
+    formats.other_form,
+    update.too_large,
+    formats.no_format,
+    tools.tool_fails,
+    tools.tool_cut,
+    formats.cut,
+    rewards.misjudged,
+    update.engine_gap,
+    policy.sure,
+    update.kl_coef,
+    update.too_small,
+    update.kl_grows,
+    rewards.one_part,
+    policy.entropy_grows,
+    policy.length_grows,
+    tools.tool_unused,
+    rewards.one_source,
+    rewards.no_signal,
+    rollouts.no_forks,
+    update.clip_inert,
+    timing.lost_time,
+    sft.loss_flat,
+    sft.overfit,
+)
+FAILED_FORMAT = frozenset(
+    {"no-format", "cut", "tool-unused", "no-signal", "no-forks", "misjudged", "sure", "one-source"}
+)
+BLOWN_UP = frozenset({"cut", "no-format", "kl-grows", "entropy-grows", "length-grows", "collapsed", "clip-inert"})
+EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from it
+    "not-finite": BLOWN_UP | FAILED_FORMAT,
+    "masked": frozenset({"tool-unused", "no-signal", "no-forks", "slow-tools", "stragglers", "tool-fails"}),
+    "other-form": FAILED_FORMAT,
+    "update-large": BLOWN_UP | FAILED_FORMAT,
+    "no-format": FAILED_FORMAT,
+    "tool-fails": frozenset({"no-signal", "no-forks", "cut", "length-grows", "one-source"}),
+    "tool-cut": frozenset({"no-signal", "no-forks", "cut", "length-grows"}),
+    "cut": frozenset({"no-format", "no-signal", "no-forks", "tool-unused", "length-grows"}),
+    "misjudged": frozenset({"no-signal", "one-source", "hacked"}),
+    "engine-gap": BLOWN_UP | {"update-large"},
+    "sure": frozenset({"no-signal", "no-forks"}),
+    "kl-coef": frozenset({"kl-grows", "update-large"}),
+    "kl-grows": BLOWN_UP,
+    "hacked": frozenset({"length-grows", "entropy-grows"}),
+    "tool-unused": frozenset({"no-forks", "no-signal"}),
+    "one-source": frozenset({"no-signal"}),
+}
+RANK = {Severity.PROBLEM: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.OK: 3}
+
+
+def diagnose(run: Path | str, *, most: int | None = MOST) -> list[Finding]:
+    """Return what is wrong with a run, the worst first, `most` of them (None: all, also those that others explain).
+
+    An empty list means that nothing was found. Raises `ConfigError` for a folder without anything to examine.
+    """
+    found = list(_all_findings(read_stored_run(Path(run))))
+    ordered = sorted((finding for finding in found if finding.severity in RANK), key=lambda f: RANK[f.severity])
+    if most is None:
+        return ordered
+    return [finding for finding in ordered if not _is_explained(finding, found)][:most]
+
+
+@contextmanager
+def diagnosed(folder: Path) -> Iterator[None]:
+    """Log the findings of the run in one line when the block ends, also if infrastructure or a plugin ended it."""
+    try:
+        yield
+    except (InfraError, PluginError):
+        _log_findings(folder)
+        raise
+    _log_findings(folder)
+
+
+def _log_findings(folder: Path) -> None:
+    """Log nothing where nothing was found. Never raises: a diagnosis fails no run."""
+    try:
+        findings = diagnose(folder)
+    except Exception as error:
+        logger.debug("the run could not be diagnosed: %r", error)
+        return
+    if findings:
+        counted = f"{len(findings)} finding{'s' * (len(findings) > 1)}"
+        whats = "; ".join(finding.what for finding in findings)
+        logger.warning("doctor: %s: %s; see ramet doctor %s", counted, whats, folder)
+
+
+def _all_findings(run: StoredRun) -> Iterator[Finding]:
+    for check in CHECKS:
+        yield from check(run)
+    for entry in extensions.extensions(extensions.DIAGNOSES):
+        yield from map(_hidden, _of_plugin(entry, run))
+
+
+def _is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
+    """Whether another finding, at least as severe, explains this one."""
+    return any(
+        finding.name in EXPLAINS.get(other.name or "", ())
+        and other.name != finding.name
+        and RANK[other.severity] <= RANK[finding.severity]
+        for other in found
+    )
+
+
+def _of_plugin(entry: extensions.ExtensionEntry, run: StoredRun) -> list[Finding]:
+    try:
+        check: RunCheck = entry.load()
+        return list(check(run))
+    except (Exception, SystemExit) as error:
+        text = f"the check itself failed: {type(error).__name__}: {error}{raised_at(error)}"
+        fix = f"report it to the authors of {entry.distribution}"
+        return [Finding(what=str(entry), severity=Severity.NOTE, text=text, fix=fix)]
+
+
+def _hidden(finding: Finding) -> Finding:
+    return Finding(
+        what=finding.what,
+        severity=finding.severity,
+        text=hide(finding.text),
+        fix=None if finding.fix is None else hide(finding.fix),
+        rollouts=finding.rollouts,
+        page=finding.page,
+        name=finding.name,
+    )

@@ -1,0 +1,1 @@
+"""Checks of a run: each reads a `StoredRun` and yields findings."""

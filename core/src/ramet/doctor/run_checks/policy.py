@@ -1,0 +1,89 @@
+"""The policy: sure from the start, collapsed, or exploding in entropy or length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ramet.doctor import thresholds as t
+from ramet.doctor.reading import Seen, finding, groups_of, percent, rises, thirds
+from ramet.types import Finding, RecordedGroup, Severity, StoredRun
+
+
+def sure(run: StoredRun) -> Iterator[Finding]:
+    """The rollouts of a group are copies of each other: from the first step, or later."""
+    steps = sorted({group.step for group in groups_of(run)})
+    if not steps:
+        return
+    first, last = ([g for g in groups_of(run) if g.step == step and _roots(g) > 1] for step in (steps[0], steps[-1]))
+    at_first, at_last = _copied(first), _copied(last)
+    if at_first >= t.COPIES_WRONG and len(first) >= t.FEWEST_GROUPS // 2:
+        yield _copies(run, first, at_first, Severity.PROBLEM, "sure", "the policy is sure from the start")
+    elif at_last >= t.COPIES_WRONG and len(last) >= t.FEWEST_GROUPS // 2 and not rises(run):
+        yield _copies(run, last, at_last, Severity.PROBLEM, "collapsed", "the policy has collapsed")
+
+
+def _copies(
+    run: StoredRun, groups: list[RecordedGroup], share: float, level: Severity, name: str, what: str
+) -> Finding:
+    entropies = run.values("rollout/entropy")
+    nats = f"; entropy {entropies[0]:.3g} nats, {entropies[-1]:.3g} at the end" if entropies else ""
+    fix = f"rollout.temperature={run.option('rollout.temperature', 1.0):g} (1 is usual), or a start that is less sure: fewer epochs of SFT, more varied traces"
+    if name == "collapsed":
+        fix = "policy.lr (lower), train.entropy_coef or train.kl_coef (higher); begin again from an earlier checkpoint"
+    text = (
+        f"step {groups[0].step}: in {percent(share)} of {len(groups)} groups all first rollouts are the same text{nats}"
+    )
+    return finding(name, level, what, text, fix, [Seen(group, group.group.rollouts[0]) for group in groups])
+
+
+def _roots(group: RecordedGroup) -> int:
+    return sum(rollout.parent is None for rollout in group.group.rollouts)
+
+
+def _copied(groups: list[RecordedGroup]) -> float:
+    """The share of groups whose rollouts from the prompt all have the same text."""
+    texts = [{rollout.sampled for rollout in group.group.rollouts if rollout.parent is None} for group in groups]
+    return sum(len(own) == 1 for own in texts) / max(1, len(texts))
+
+
+def entropy_grows(run: StoredRun) -> Iterator[Finding]:
+    """The entropy grows without end: the policy forgets."""
+    values = run.values("rollout/entropy")
+    if len(values) < 2:
+        return
+    first, last = values[0], thirds(values)[1]
+    if last < t.ENTROPY_TIMES * first or last - first < t.ENTROPY_MORE_LOOK or rises(run):
+        return
+    yield finding(
+        "entropy-grows",
+        Severity.PROBLEM if last - first >= t.ENTROPY_MORE_WRONG else Severity.WARNING,
+        "the entropy explodes",
+        f"rollout/entropy is {first:.3g} nats in the first step and {last:.3g} at the end; the reward does not rise",
+        "policy.lr (lower), train.entropy_coef (0), train.kl_coef (higher), policy_loss.params.clip_high (lower)",
+        _of_last_step(run),
+    )
+
+
+def length_grows(run: StoredRun) -> Iterator[Finding]:
+    """Rollouts become longer and earn no more."""
+    values = run.values("rollout/sampled_tokens_mean")
+    if len(values) < 2:
+        return
+    first, last = values[0], thirds(values)[1]
+    if last < t.LENGTH_TIMES * first or last - first < t.LENGTH_MORE or rises(run):
+        return
+    cut = run.values("rollout/stop/length")
+    yield finding(
+        "length-grows",
+        Severity.PROBLEM if cut and cut[-1] >= t.CUT_WRONG else Severity.WARNING,
+        "rollouts grow longer",
+        f"{first:.0f} sampled tokens in the first step, {last:.0f} at the end, and the reward does not rise; "
+        f"{percent(cut[-1] if cut else 0.0)} are cut in the last step",
+        "a reward that pays for length (rewards.NAME), train.loss_aggregation, policy.lr (lower)",
+        _of_last_step(run),
+    )
+
+
+def _of_last_step(run: StoredRun) -> list[Seen]:
+    groups = groups_of(run)
+    return [Seen(group, group.group.rollouts[0]) for group in groups if group.step == groups[-1].step]

@@ -1,0 +1,96 @@
+"""Rollouts that are masked, and by what; forks that are never made, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ramet.doctor import thresholds as t
+from ramet.doctor.reading import all_played, finding, groups_of, mean, percent, played, quoted, severity
+from ramet.types import Finding, Severity, StoredRun
+
+
+def masked(run: StoredRun) -> Iterator[Finding]:
+    """Rollouts have no reward since something failed around the model."""
+    seen = all_played(run)
+    faults = [(one, one.rollout.fault) for one in seen if one.rollout.fault is not None]
+    share = mean(run.values("rollout/masked_share")) or len(faults) / max(1, len(seen))
+    level = severity(share, t.MASKED_LOOK, t.MASKED_WRONG)
+    if level is None:
+        return
+    where, times = Counter(fault.where for _, fault in faults).most_common(1)[0] if faults else ("unknown", 0)
+    message = next((fault.message for _, fault in faults if fault.where == where), "")
+    yield finding(
+        "masked",
+        level,
+        f"rollouts are masked by {where}",
+        f"{percent(share)} of the rollouts have no reward; {times} of {len(faults)} masked ones that were read by "
+        f"{where}: {quoted(message, 160)}",
+        _fix(where),
+        [one for one, fault in faults if fault.where == where],
+    )
+
+
+def _fix(where: str) -> str:
+    kind, _, name = where.removeprefix("plugin:").partition(":")
+    if where.startswith("plugin:"):
+        return f"the code of {kind} {name}".rstrip() + ": run.log has the traceback"
+    return {
+        "tool": f"tools.{name}.timeout_s, retries, concurrency; the service that it calls (ramet tool call {name})",
+        "reward": f"rewards.{name}.timeout_s, retries; the judge that it asks",
+        "deadline": "rollout.deadline_s; rollout.max_concurrent (fewer at once)",
+        "engine": "the engine's log; engine.params",
+        "state": f"the state of {name}",
+    }.get(kind, "run.log has the message")
+
+
+def no_forks(run: StoredRun) -> Iterator[Finding]:
+    """The branch policy can fork and does not."""
+    policy, forks = run.option("branch_policy.name", "none"), mean(run.values("rollout/forks_per_group"))
+    started = mean(run.values("rollout/prefix_starts_per_group")) or 0.0
+    if policy == "none" or forks is None or forks > t.FORKS_FEW or started > t.FORKS_FEW:
+        return
+    if len(played(run)) < t.FEWEST_ROLLOUTS:
+        return
+    yield finding(
+        "no-forks",
+        Severity.WARNING,
+        f"the branch policy {policy} never forks",
+        f"{forks:.2g} forks per group: {_why(run)}",
+        "branch_policy.params (docs/branch_policies.md); branch_policy=none and algorithm=grpo if no forks are wanted",
+        [],
+    )
+
+
+def _why(run: StoredRun) -> str:
+    size = int(run.option("rollout.group_size", 8))
+    roots = run.option("branch_policy.params.initial_rollouts")
+    if roots is not None and int(roots) >= size:
+        return f"branch_policy.params.initial_rollouts={roots} uses the whole rollout.group_size={size}"
+    if (mean(run.values("rollout/tool_use")) or 0.0) <= t.TOOL_UNUSED:
+        return "no tool is called, and forks are made after tool results"
+    if len([one for one in played(run) if one.rollout.tool_calls]) and not _turns_after_tools(run):
+        return "no turn follows a tool result"
+    rose = mean(run.values("rollout/entropy_rose_share"))
+    change = mean(run.values("rollout/entropy_change_p90"))
+    if rose is None or change is None:
+        return "no entropies after tool results were recorded"
+    params = run.option("branch_policy.params", {})
+    settings = ", ".join(f"{name}={params[name]}" for name in ("alpha", "beta", "tau") if name in params)
+    return (
+        f"the entropy rises after {percent(rose)} of the tool results, by {change:.3g} nats at the 90th percentile, "
+        f"which its rule ({settings or policy_rule(run)}) does not take"
+    )
+
+
+def policy_rule(run: StoredRun) -> str:
+    return f"branch_policy={run.option('branch_policy.name')}"
+
+
+def _turns_after_tools(run: StoredRun) -> bool:
+    return any(
+        segment.turn > 0 and segment.is_sampled
+        for group in groups_of(run)
+        for rollout in group.group.rollouts
+        for segment in rollout.segments
+    )

@@ -1,0 +1,84 @@
+"""Tools that are never called, always fail, or whose results are cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ramet.doctor import thresholds as t
+from ramet.doctor.reading import Seen, finding, mean, percent, played, quoted, rises, severity
+from ramet.types import CallStatus, Finding, Severity, StoredRun, ToolRecord
+
+
+def tool_unused(run: StoredRun) -> Iterator[Finding]:
+    """The tools of the run are never called."""
+    names = list(run.option("tools", {}))
+    seen = played(run)
+    share = mean(run.values("rollout/tool_use"))
+    share = _share_that_calls(seen) if share is None else share
+    if not names or share > t.TOOL_UNUSED or len(seen) < t.FEWEST_ROLLOUTS:
+        return
+    calls = int(run.option("rollout.max_tool_calls", 1))
+    limit = "" if calls else " (rollout.max_tool_calls=0)"
+    yield finding(
+        "tool-unused",
+        Severity.WARNING if rises(run) else Severity.PROBLEM,
+        f"no tool is called: {', '.join(names)}",
+        f"{percent(share)} of the rollouts call a tool{limit}; one writes {quoted(seen[0].rollout.sampled)}",
+        "show the model how: rollout_step.system_prompt=auto, or traces with calls (ramet sft); "
+        "rollout_step=hermes for a model whose chat template has tools",
+        seen,
+    )
+
+
+def _share_that_calls(seen: list[Seen]) -> float:
+    return sum(bool(one.rollout.tool_calls) for one in seen) / max(1, len(seen))
+
+
+def tool_fails(run: StoredRun) -> Iterator[Finding]:
+    """The calls of a tool fail: the model's mistakes, or what a function of the user raises."""
+    for name, calls in _calls(run).items():
+        failed = [(one, call) for one, call in calls if call.status is CallStatus.ERROR]
+        level = severity(len(failed) / len(calls), t.TOOL_ERRORS_LOOK, t.TOOL_ERRORS_WRONG)
+        if level is None or len(calls) < t.FEWEST_CALLS:
+            continue
+        text, times = Counter(call.text for _, call in failed).most_common(1)[0]
+        call = next(call for _, call in failed if call.text == text)
+        yield finding(
+            "tool-fails",
+            level,
+            f"the tool {name} fails",
+            f"{len(failed)} of {len(calls)} calls are errors; {times} times {quoted(text, 120)}, as of "
+            f"{quoted(str(dict(call.arguments)))}",
+            f"try the call by hand (ramet tool call {name} …); tools.{name}.params, the tool's code, or the "
+            "arguments that the model was taught",
+            [one for one, _ in failed],
+        )
+
+
+def tool_cut(run: StoredRun) -> Iterator[Finding]:
+    """The results of a tool are cut."""
+    for name, calls in _calls(run).items():
+        cut = [one for one, call in calls if call.truncated]
+        level = severity(len(cut) / len(calls), t.TOOL_CUT_LOOK, t.TOOL_CUT_WRONG)
+        if level is None or len(calls) < t.FEWEST_CALLS:
+            continue
+        key = f"tools.{name}.max_result_tokens"
+        yield finding(
+            "tool-cut",
+            Severity.WARNING if rises(run) else level,
+            f"results of the tool {name} are cut",
+            f"{len(cut)} of {len(calls)} results are longer than {key}={run.option(key, 'its default')}",
+            f"raise {key} (and rollout.max_response_tokens with it), or have the tool return less",
+            cut,
+        )
+
+
+def _calls(run: StoredRun) -> dict[str, list[tuple[Seen, ToolRecord]]]:
+    """The calls of each tool, those of forks' parents once."""
+    calls: dict[str, list[tuple[Seen, ToolRecord]]] = {}
+    for one in played(run):
+        for call in one.rollout.tool_calls:
+            if call.turn >= one.rollout.first_turn:
+                calls.setdefault(call.name, []).append((one, call))
+    return calls

@@ -1,0 +1,91 @@
+"""Reads what a run left in its folder, in bounded time: all metrics, and a sample of the recorded rollouts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ramet.errors import ConfigError
+from ramet.rollout.record import GroupRecord, read_records
+from ramet.runs.manifest import BROKEN_CONFIG, read_values
+from ramet.tracking.jsonl import NAME, curves_of, read_metrics
+from ramet.types import Group, RecordedGroup, RolloutScore, StoredRun
+
+logger = logging.getLogger(__name__)
+FILES = {"step": 8, "valid": 2, "eval": 1}  # files of each kind that are read, the first and the last among them
+GROUPS = 32  # of a file
+TOKENS = 2_000_000  # of all that is read: about two seconds
+STEP_FILE = re.compile(r"(step|valid)_\d+\.jsonl(\.\w+)?")
+EVALUATED = "results.rollouts.jsonl.gz"  # of an evaluation, whose tasks are all in one file
+UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+def read_stored_run(folder: Path) -> StoredRun:
+    """Read a run. A file that is broken is logged and left out.
+
+    Raises `ConfigError` for a folder that holds neither metrics nor recorded rollouts.
+    """
+    curves = curves_of(read_metrics(folder / NAME))
+    groups = tuple(_groups(folder))
+    if not curves and not groups:
+        raise ConfigError(f"{folder}: nothing to examine: it holds neither {NAME} nor recorded rollouts")
+    metrics = {name: {int(step): value for step, value in zip(*curve, strict=True)} for name, curve in curves.items()}
+    return StoredRun(folder=folder, job=_job(folder), config=_config(folder), metrics=metrics, groups=groups)
+
+
+def _job(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["job"])
+    except UNREADABLE:
+        return "train"
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    try:
+        return {str(name): value for name, value in read_values(folder / "config.yaml").items()}
+    except BROKEN_CONFIG as error:
+        logger.warning("%s could not be read: %s", folder / "config.yaml", error)
+        return {}
+
+
+def _groups(folder: Path) -> Iterator[RecordedGroup]:
+    named = [path for path in sorted((folder / "rollouts").glob("*")) if STEP_FILE.fullmatch(path.name)]
+    files = {kind: [path for path in named if path.name.startswith(kind)] for kind in ("step", "valid")}
+    files["eval"] = [folder / EVALUATED] if (folder / EVALUATED).is_file() else []
+    chosen = [(kind, path) for kind, paths in files.items() for path in spread(paths, FILES[kind])]
+    for kind, path in chosen:
+        yield from _of_file(kind, path, TOKENS // len(chosen))
+
+
+def spread(paths: Sequence[Path], most: int) -> list[Path]:
+    """Return `most` of them, evenly spaced from the first to the last."""
+    if len(paths) <= most or most < 2:
+        return list(paths[:most])
+    return [paths[round(i * (len(paths) - 1) / (most - 1))] for i in range(most)]
+
+
+def _of_file(kind: str, path: Path, tokens: int) -> Iterator[RecordedGroup]:
+    try:
+        for record in islice(read_records(path), GROUPS):
+            yield _recorded(kind, record)
+            tokens -= sum(rollout.rollout.n_response_tokens for rollout in record.group.rollouts)
+            if tokens <= 0:
+                return
+    except UNREADABLE as error:
+        logger.warning("%s could not be read: %s", path, error)
+
+
+def _recorded(kind: str, record: GroupRecord) -> RecordedGroup:
+    scores = {
+        scored.rollout.id: RolloutScore(reward=scored.reward, parts=scored.parts, token_rewards=scored.token_rewards)
+        for scored in record.group.rollouts
+    }
+    rollouts = tuple(scored.rollout for scored in record.group.rollouts)
+    return RecordedGroup(
+        kind=kind, step=record.step, group=Group(task=record.group.task, rollouts=rollouts, scores=scores)
+    )

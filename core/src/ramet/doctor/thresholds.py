@@ -1,0 +1,80 @@
+"""From which value on `ramet doctor RUN` reports something, and why there. docs/doctor.md lists the same values.
+
+`_LOOK` gives a warning, `_WRONG` a problem. Shares are of rollouts unless the comment names something else. A value is
+the mean over the whole run unless the comment names another one.
+"""
+
+from __future__ import annotations
+
+# What is needed before anything is concluded.
+FEWEST_ROLLOUTS = 16  # two groups of eight: a share of fewer is chance
+FEWEST_GROUPS = 8  # 8 groups without signal are chance once in 10,000 if a third of all groups has none
+RISE_SE = 2.0  # standard errors that two thirds of a curve differ by when it rises or falls
+EXAMPLES = 3  # rollouts that a finding names
+
+# Masked rollouts. A step stops the run at 0.2 by default (rollout.max_masked_share); below it the data is biased
+# towards what a service can answer.
+MASKED_LOOK, MASKED_WRONG = 0.05, 0.15
+
+# Rollouts that hold a call or an answer in a form that the rollout step does not read.
+FORM_LOOK, FORM_WRONG = 0.1, 0.3
+
+# Rollouts that end by themselves without an answer, or that hold no mark of the format at all.
+NO_ANSWER_LOOK, NO_ANSWER_WRONG = 0.4, 0.8
+NO_MARK_WRONG = 0.8  # without a call, an answer or a tag: the model does not know the format
+
+# Rollouts cut by a limit. Some are normal; a run in which half are cut learns to be short, not to be right.
+CUT_LOOK, CUT_WRONG = 0.2, 0.5
+
+# Tools.
+TOOL_UNUSED = 0.01  # a tool that one rollout in a hundred calls is never learned
+TOOL_ERRORS_LOOK, TOOL_ERRORS_WRONG = 0.4, 0.8  # of calls: a beginner's mistakes are under a third in the quickstarts
+TOOL_CUT_LOOK, TOOL_CUT_WRONG = 0.5, 0.9  # of calls; a problem only where the reward does not rise
+FEWEST_CALLS = 8
+
+# Answers that equal the gold and earn nothing. A judge with other rules (units, format) misses a few.
+MISJUDGED_LOOK, MISJUDGED_WRONG = 0.1, 0.4  # of the rollouts whose answer equals the gold
+MISJUDGED_RIGHT = 0.05  # and of all rollouts, so that chance matches of short golds do not count
+
+# Groups whose first rollouts (forks left out) are the same text. With two of 8 rollouts different there is a signal.
+COPIES_WRONG = 0.8  # of groups
+
+# Groups whose rewards are all equal. They train nothing; DAPO's filter meets 0.3 to 0.6 in normal runs.
+NO_SIGNAL_LOOK, NO_SIGNAL_WRONG = 0.7, 0.9
+
+# The update. Nats are per token.
+STEP_KL_LOOK, STEP_KL_WRONG = 0.05, 0.3  # policy to old policy; PPO's usual target is 0.01 to 0.05. Largest of a step
+CLIPPED_LOOK, CLIPPED_WRONG = 0.3, 0.6  # of tokens, largest of a step; 0.001 to 0.2 are usual
+REFERENCE_KL_LOOK, REFERENCE_KL_WRONG = 0.5, 2.0  # policy to reference, last step; long runs without KL reach 0.5
+STILL_RATIO = 1e-3  # the largest ratio differs from 1 by less in every step: float32 rounds at about 1e-6
+SMALLEST_LR = 1e-9  # largest of all steps; 1e-7 is the least that is published for RL, LoRA takes 1e-5
+KL_COEF_LOOK, KL_COEF_WRONG = 0.2, 1.0  # published: 0.001 to 0.1. At 1 the KL outweighs an advantage of 1
+SKIPPED_LOOK, SKIPPED_WRONG = 0.05, 0.5  # of optimiser steps
+GAP_LOOK, GAP_WRONG = 0.05, 0.2  # nats, engine to trainer; bfloat16 gives 0.005 to 0.02
+FREE_RATIO = 2.0  # the 99th percentile or maximum of the ratio at which a clip that never acts is inert
+
+# Explosion and collapse: the last third of the steps against the first step.
+ENTROPY_TIMES, ENTROPY_MORE_LOOK, ENTROPY_MORE_WRONG = 2.0, 0.3, 1.0  # nats more, and so many times as much
+ENTROPY_COLLAPSE = 0.1  # of the first step's entropy is left
+LENGTH_TIMES, LENGTH_MORE = 2.0, 16  # sampled tokens
+
+# Data sources: each with at least this share of the rollouts is compared.
+SOURCE_SHARE = 0.1
+SOURCE_NONE, SOURCE_SOME = 0.02, 0.1  # one source's reward, and that of the best
+
+# Forks of a branch policy that can fork.
+FORKS_FEW = 0.05  # forks per group
+
+# Training against validation.
+VALID_FALL = 0.05  # reward, from the best validation before to the last
+PART_CHANGE = 0.05  # by which one part of the reward rises and another falls
+
+# Time. A step under STEP_S is not worth a change.
+STEP_S = 1.0
+TOOL_TIME, JUDGE_TIME = 0.5, 0.4  # of the rollouts' seconds in tools; of the step's seconds in rewards
+STRAGGLER_TIMES, STRAGGLER_SHARE = 4.0, 0.6  # the longest against the median, and its share of the step
+
+# SFT.
+LOSS_FALL = 0.02  # share of the first loss by which it has to fall
+FEWEST_LINES = 4  # of the loss
+VALID_LOSS_RISE = 0.1  # share, from its lowest value to its last
