@@ -26,11 +26,11 @@ def run(arguments: Sequence[str]) -> int:
         prog="ramet doctor",
         add_help=False,
         usage="ramet doctor [--offline] [--json] [--config-dir DIR] [key=value …]\n       ramet doctor RUN [--all] [--json]",
-        description="Check this machine, its packages and its API keys; or, with RUN, find out why a run does not learn. "
+        description="Check this machine, its packages and its API keys; or, with RUN, find why a run does not learn. "
         "Each problem comes with a fix.",
         epilog="RUN is a run's directory, or its name under runs/. Keys are those of a run that is to be started: "
-        "experiment=NAME, tools=[search]. Packages add checks of their own. Nothing is changed. Ends with exit code 1 if "
-        "there is a problem.",
+        "experiment=NAME, tools=[search]. Packages add checks of their own. Nothing is changed. Ends with exit code 1 "
+        "if there is a problem.",
     )
     parser.add_argument("words", nargs="*", metavar="RUN|key=value", help="a run, or the keys of one")
     parser.add_argument("--all", action="store_true", help="all findings of a run, also those that others explain")

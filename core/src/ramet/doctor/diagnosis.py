@@ -39,6 +39,7 @@ CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
     rewards.one_part,
     policy.entropy_grows,
     policy.length_grows,
+    policy.reward_falls,
     tools.tool_unused,
     rewards.one_source,
     rewards.no_signal,
@@ -51,21 +52,26 @@ CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
 FAILED_FORMAT = frozenset(
     {"no-format", "cut", "tool-unused", "no-signal", "no-forks", "misjudged", "sure", "one-source"}
 )
-BLOWN_UP = frozenset({"cut", "no-format", "kl-grows", "entropy-grows", "length-grows", "collapsed", "clip-inert"})
+BLOWN_UP = frozenset(
+    {"cut", "no-format", "kl-grows", "entropy-grows", "length-grows", "collapsed", "clip-inert", "reward-falls"}
+)
 EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from it
     "not-finite": BLOWN_UP | FAILED_FORMAT,
     "masked": frozenset({"tool-unused", "no-signal", "no-forks", "slow-tools", "stragglers", "tool-fails"}),
     "other-form": FAILED_FORMAT,
     "update-large": BLOWN_UP | FAILED_FORMAT,
-    "no-format": FAILED_FORMAT,
+    "no-format": FAILED_FORMAT | {"tool-fails"},
     "tool-fails": frozenset({"no-signal", "no-forks", "cut", "length-grows", "one-source"}),
     "tool-cut": frozenset({"no-signal", "no-forks", "cut", "length-grows"}),
-    "cut": frozenset({"no-format", "no-signal", "no-forks", "tool-unused", "length-grows"}),
+    "cut": frozenset({"no-signal", "no-forks", "tool-unused", "length-grows", "sure"}),
     "misjudged": frozenset({"no-signal", "one-source", "hacked"}),
     "engine-gap": BLOWN_UP | {"update-large"},
     "sure": frozenset({"no-signal", "no-forks"}),
     "kl-coef": frozenset({"kl-grows", "update-large"}),
     "kl-grows": BLOWN_UP,
+    "entropy-grows": frozenset({"length-grows", "reward-falls"}),
+    "length-grows": frozenset({"reward-falls"}),
+    "collapsed": frozenset({"reward-falls", "no-signal"}),
     "hacked": frozenset({"length-grows", "entropy-grows"}),
     "tool-unused": frozenset({"no-forks", "no-signal"}),
     "one-source": frozenset({"no-signal"}),
@@ -76,13 +82,17 @@ RANK = {Severity.PROBLEM: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.OK:
 def diagnose(run: Path | str, *, most: int | None = MOST) -> list[Finding]:
     """Return what is wrong with a run, the worst first, `most` of them (None: all, also those that others explain).
 
+    A cause comes before what it explains and counts as much, even if it is only a warning by itself.
+
     An empty list means that nothing was found. Raises `ConfigError` for a folder without anything to examine.
     """
     found = list(_all_findings(read_stored_run(Path(run))))
-    ordered = sorted((finding for finding in found if finding.severity in RANK), key=lambda f: RANK[f.severity])
     if most is None:
-        return ordered
-    return [finding for finding in ordered if not _is_explained(finding, found)][:most]
+        return sorted(found, key=lambda finding: RANK[finding.severity])
+    left = [finding for finding in found if not _is_explained(finding, found)]
+    return sorted(left, key=lambda finding: min(RANK[f.severity] for f in (finding, *_explained_by(finding, left))))[
+        :most
+    ]
 
 
 @contextmanager
@@ -119,11 +129,12 @@ def _all_findings(run: StoredRun) -> Iterator[Finding]:
 def _is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
     """Whether another finding, at least as severe, explains this one."""
     return any(
-        finding.name in EXPLAINS.get(other.name or "", ())
-        and other.name != finding.name
-        and RANK[other.severity] <= RANK[finding.severity]
-        for other in found
+        finding in _explained_by(other, found) and RANK[other.severity] <= RANK[finding.severity] for other in found
     )
+
+
+def _explained_by(cause: Finding, found: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in found if finding.name in EXPLAINS.get(cause.name or "", ())]
 
 
 def _of_plugin(entry: extensions.ExtensionEntry, run: StoredRun) -> list[Finding]:

@@ -21,14 +21,16 @@ FORM_LOOK, FORM_WRONG = 0.1, 0.3
 
 # Rollouts that end by themselves without an answer, or that hold no mark of the format at all.
 NO_ANSWER_LOOK, NO_ANSWER_WRONG = 0.4, 0.8
-NO_MARK_WRONG = 0.8  # without a call, an answer or a tag: the model does not know the format
+NO_MARK_WRONG = 0.8  # without a call or an answer, and …
+NOISE_ENTROPY = 3.0  # … without a tag, or at this entropy in the first step: a language model has under 1.5 nats
 
 # Rollouts cut by a limit. Some are normal; a run in which half are cut learns to be short, not to be right.
 CUT_LOOK, CUT_WRONG = 0.2, 0.5
 
 # Tools.
 TOOL_UNUSED = 0.01  # a tool that one rollout in a hundred calls is never learned
-TOOL_ERRORS_LOOK, TOOL_ERRORS_WRONG = 0.4, 0.8  # of calls: a beginner's mistakes are under a third in the quickstarts
+TOOL_ERRORS_LOOK, TOOL_ERRORS_WRONG = 0.4, 0.8  # of calls: models that learn to call make up to a third of mistakes
+TOOL_SAME_ERROR, TOOL_SAME_LOOK = 0.8, 0.2  # one text is this share of the errors: a cause of its own, seen earlier
 TOOL_CUT_LOOK, TOOL_CUT_WRONG = 0.5, 0.9  # of calls; a problem only where the reward does not rise
 FEWEST_CALLS = 8
 
@@ -51,12 +53,18 @@ SMALLEST_LR = 1e-9  # largest of all steps; 1e-7 is the least that is published 
 KL_COEF_LOOK, KL_COEF_WRONG = 0.2, 1.0  # published: 0.001 to 0.1. At 1 the KL outweighs an advantage of 1
 SKIPPED_LOOK, SKIPPED_WRONG = 0.05, 0.5  # of optimiser steps
 GAP_LOOK, GAP_WRONG = 0.05, 0.2  # nats, engine to trainer; bfloat16 gives 0.005 to 0.02
+GAP_OF_ENTROPY, GAP_LEAST = 0.3, 0.02  # of the entropy, from so many nats on: a sure policy has small gaps
 FREE_RATIO = 2.0  # the 99th percentile or maximum of the ratio at which a clip that never acts is inert
 
 # Explosion and collapse: the last third of the steps against the first step.
 ENTROPY_TIMES, ENTROPY_MORE_LOOK, ENTROPY_MORE_WRONG = 2.0, 0.3, 1.0  # nats more, and so many times as much
 ENTROPY_COLLAPSE = 0.1  # of the first step's entropy is left
 LENGTH_TIMES, LENGTH_MORE = 2.0, 16  # sampled tokens
+
+REWARD_FALL, REWARD_FALL_SHARE = (
+    0.1,
+    0.25,
+)  # of the reward, from its best to its last mean of a third; share of the best
 
 # Data sources: each with at least this share of the rollouts is compared.
 SOURCE_SHARE = 0.1

@@ -4,8 +4,9 @@ Group `ramet.commands`: a function `(arguments: Sequence[str]) -> int | None`. I
 and returns the exit code (None is 0); the first line of its docstring is its summary. Group `ramet.trackers`: a
 function `(run: TrackedRun) -> Tracker`. Group `ramet.doctor`: a function `(context: DoctorContext) ->
 Iterable[Finding]`, which `ramet doctor` calls. Group `ramet.diagnoses`: a function `(run: StoredRun) ->
-Iterable[Finding]`, which `ramet doctor RUN` calls. Names of the core cannot be taken, and a name that two packages offer is
-refused where it is used. Nothing is imported before it is used, except by `ramet --help`, which asks for summaries.
+Iterable[Finding]`, which `ramet doctor RUN` calls. Names of the core cannot be taken, and a name that two packages
+offer is refused where it is used. Nothing is imported before it is used, except by `ramet --help`, which asks for
+summaries.
 """
 
 from __future__ import annotations

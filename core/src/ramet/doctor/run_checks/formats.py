@@ -1,4 +1,4 @@
-"""What the model writes against what the rollout step reads: calls and answers in another form, none at all, cut ones."""
+"""What the model writes and the rollout step does not read: calls and answers in another form, none, cut ones."""
 
 from __future__ import annotations
 
@@ -87,14 +87,18 @@ def no_format(run: StoredRun) -> Iterator[Finding]:
     seen = played(run)
     if len(seen) < t.FEWEST_ROLLOUTS or run.option("rollout_step.name", "tags") not in OWN_FORMS:
         return
-    unmarked = [one for one in seen if not _has_mark(run, one)]
+    bare = [one for one in seen if not one.rollout.answer and not one.rollout.tool_calls]
+    entropy = run.values("rollout/entropy")
+    noise = bool(entropy) and entropy[0] >= t.NOISE_ENTROPY
+    unmarked = [one for one in bare if noise or not _has_tag(run, one)]
     if len(unmarked) / len(seen) >= t.NO_MARK_WRONG:
         yield finding(
             "no-format",
             Severity.PROBLEM,
             "the format is never used",
-            f"{len(unmarked)} of {len(seen)} rollouts hold no call, no answer and no tag; one writes "
-            f"{quoted(unmarked[0].rollout.sampled)}",
+            f"{len(unmarked)} of {len(seen)} rollouts hold no call and no answer, and "
+            + (f"are noise ({entropy[0]:.2g} nats a token in the first step)" if noise else "no tag either")
+            + f"; one writes {quoted(unmarked[0].rollout.sampled)}",
             "teach the format first (ramet sft), or describe it: rollout_step.system_prompt=always",
             unmarked,
         )
@@ -114,9 +118,7 @@ def no_format(run: StoredRun) -> Iterator[Finding]:
         )
 
 
-def _has_mark(run: StoredRun, one: Seen) -> bool:
-    if one.rollout.answer or one.rollout.tool_calls:
-        return True
+def _has_tag(run: StoredRun, one: Seen) -> bool:
     return any(name in _names(run, "tags") - PLAIN for _, name in OPENED.findall(one.rollout.sampled))
 
 

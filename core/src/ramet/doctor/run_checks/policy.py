@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import Seen, finding, groups_of, percent, rises, thirds
+from ramet.doctor.reading import REWARD, Seen, finding, groups_of, percent, rises, thirds
 from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 
@@ -27,11 +27,15 @@ def _copies(
 ) -> Finding:
     entropies = run.values("rollout/entropy")
     nats = f"; entropy {entropies[0]:.3g} nats, {entropies[-1]:.3g} at the end" if entropies else ""
-    fix = f"rollout.temperature={run.option('rollout.temperature', 1.0):g} (1 is usual), or a start that is less sure: fewer epochs of SFT, more varied traces"
-    if name == "collapsed":
-        fix = "policy.lr (lower), train.entropy_coef or train.kl_coef (higher); begin again from an earlier checkpoint"
+    fix = (
+        "policy.lr (lower), train.entropy_coef or train.kl_coef (higher); begin again from an earlier checkpoint"
+        if name == "collapsed"
+        else f"rollout.temperature={run.option('rollout.temperature', 1.0):g} (1 is usual), or a start that is less "
+        "sure: fewer epochs of SFT, more varied traces"
+    )
     text = (
-        f"step {groups[0].step}: in {percent(share)} of {len(groups)} groups all first rollouts are the same text{nats}"
+        f"step {groups[0].step}: in {percent(share)} of {len(groups)} groups all rollouts from the prompt are the same "
+        f"text{nats}"
     )
     return finding(name, level, what, text, fix, [Seen(group, group.group.rollouts[0]) for group in groups])
 
@@ -80,6 +84,24 @@ def length_grows(run: StoredRun) -> Iterator[Finding]:
         f"{first:.0f} sampled tokens in the first step, {last:.0f} at the end, and the reward does not rise; "
         f"{percent(cut[-1] if cut else 0.0)} are cut in the last step",
         "a reward that pays for length (rewards.NAME), train.loss_aggregation, policy.lr (lower)",
+        _of_last_step(run),
+    )
+
+
+def reward_falls(run: StoredRun) -> Iterator[Finding]:
+    """The reward was higher before."""
+    values = run.values(REWARD)
+    size = max(2, len(values) // 3)
+    means = [sum(values[i : i + size]) / size for i in range(len(values) - size + 1)]
+    if len(values) < 2 * size or max(means) - means[-1] < max(t.REWARD_FALL, t.REWARD_FALL_SHARE * max(means)):
+        return
+    best = means.index(max(means)) + 1
+    yield finding(
+        "reward-falls",
+        Severity.WARNING,
+        "the reward falls again",
+        f"{REWARD} is {max(means):.3f} in the steps {best} to {best + size - 1} and {means[-1]:.3f} in the last {size}",
+        "policy.lr (lower, or policy.schedule=linear), train.kl_coef (higher); train.keep_best with a validation",
         _of_last_step(run),
     )
 

@@ -55,12 +55,15 @@ def misjudged(run: StoredRun) -> Iterator[Finding]:
 
 
 def _is_right(one: Seen) -> bool:
+    """Whether the answer equals a gold, ends with it, or is its end; without an answer, whether the reply ends so."""
     golds = {_plain(gold) for gold in one.rollout.task.answer} - {""}
-    if one.rollout.answer is not None:
-        return _plain(one.rollout.answer) in golds or any(
-            _ends_with(_plain(one.rollout.answer), gold) for gold in golds if len(gold) > 1
-        )
-    return any(_ends_with(_plain(one.rollout.reply[-TAIL:]), gold) for gold in golds if len(gold) > 1)
+    if one.rollout.answer is None:
+        reply = _plain(one.rollout.reply[-TAIL:])
+        return any(_ends_with(reply, gold) for gold in golds if len(gold) > 1)
+    answer = _plain(one.rollout.answer)
+    return answer in golds or any(
+        min(len(gold), len(answer)) > 1 and (_ends_with(answer, gold) or _ends_with(gold, answer)) for gold in golds
+    )
 
 
 def _plain(text: str) -> str:
@@ -130,7 +133,7 @@ def one_source(run: StoredRun) -> Iterator[Finding]:
         f"the data source {worst} earns nothing",
         f"{len(large[worst])} of {len(seen)} rollouts are of {worst} and earn {means[worst]:.2f}; rewards by source: "
         f"{shares}. All that is learned comes from the others",
-        f"the rewards that score it (rewards.NAME.sources), its golds (data.columns), or its share (data.weights)",
+        "the rewards that score it (rewards.NAME.sources), its golds (data.columns), or its share (data.weights)",
         large[worst],
     )
 

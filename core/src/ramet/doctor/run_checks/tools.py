@@ -39,10 +39,11 @@ def tool_fails(run: StoredRun) -> Iterator[Finding]:
     """The calls of a tool fail: the model's mistakes, or what a function of the user raises."""
     for name, calls in _calls(run).items():
         failed = [(one, call) for one, call in calls if call.status is CallStatus.ERROR]
-        level = severity(len(failed) / len(calls), t.TOOL_ERRORS_LOOK, t.TOOL_ERRORS_WRONG)
-        if level is None or len(calls) < t.FEWEST_CALLS:
+        text, times = Counter(call.text for _, call in failed).most_common(1)[0] if failed else ("", 0)
+        look = t.TOOL_SAME_LOOK if times >= t.TOOL_SAME_ERROR * len(failed) else t.TOOL_ERRORS_LOOK
+        level = severity(len(failed) / len(calls), look, t.TOOL_ERRORS_WRONG)
+        if level is None or len(failed) < t.FEWEST_CALLS:
             continue
-        text, times = Counter(call.text for _, call in failed).most_common(1)[0]
         call = next(call for _, call in failed if call.text == text)
         yield finding(
             "tool-fails",

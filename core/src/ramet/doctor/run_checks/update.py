@@ -107,7 +107,9 @@ def not_finite(run: StoredRun) -> Iterator[Finding]:
 def engine_gap(run: StoredRun) -> Iterator[Finding]:
     """Engine and trainer give the same tokens different log-probabilities."""
     gap = mean(run.values("train/engine_gap_mean")) or 0.0
-    level = severity(gap, t.GAP_LOOK, t.GAP_WRONG)
+    entropy = mean(run.values("rollout/entropy"))
+    least = t.GAP_LOOK if entropy is None else max(t.GAP_LEAST, min(t.GAP_LOOK, t.GAP_OF_ENTROPY * entropy))
+    level = severity(gap, least, t.GAP_WRONG)
     if level is not None:
         yield finding(
             "engine-gap",
