@@ -210,7 +210,7 @@ def test_a_good_step_passes(good: type) -> None:
         (Waits, "neither calls ctx.generate nor stops"),
         (Mutates, "changed its state"),
         (Forces, "changed its state"),
-        (CountsItself, "played twice went two ways|disturb each other"),
+        (CountsItself, "run twice, went two ways|disturb each other"),
         (SharesATurn, "disturb each other"),
         (TrustsResults, "inserted as Markup"),
         (DropsResults, "result is not inserted"),

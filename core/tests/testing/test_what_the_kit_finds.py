@@ -197,7 +197,7 @@ class Mute(Leaks):
     [
         (Blocks(), r"blocks the event loop for \d\.\d s in run \(core/tests/testing/.*: await run_blocking"),
         (CountsOnItself(), "two rollouts .* went two ways"),
-        (Leaks(), "the same rollout played twice went two ways: the step keeps something between rollouts"),
+        (Leaks(), "the same rollout, run twice, went two ways: the step keeps something between rollouts"),
         (Mute(), "never calls ctx.generate: no token is sampled, so there is nothing to train"),
     ],
 )

@@ -26,7 +26,7 @@ def check_benchmark(
 ) -> dict[str, int]:
     """Raise `AssertionError` unless the benchmark keeps the contract; returns the number of tasks by split.
 
-    Complete info; every split (or those of `splits`) loads twice with the same, unique ids; a limit gives the first
+    Complete info; every split (or only `splits`) loads twice with the same, unique ids; a limit gives the first
     tasks; an unknown split is a `ConfigError`; in the first `n_scored` tasks of each split (None: all), once all were
     loaded, every gold answer scores 1 in the main metric and an empty reply 0. Data that is absent is reported as
     "cannot load: …".
@@ -61,7 +61,7 @@ def _check_unknown_split(benchmark: Benchmark) -> None:
 
 def _check_split(benchmark: Benchmark, split: str) -> list[Task]:
     tasks, again = _load(benchmark, split, None), _load(benchmark, split, None)
-    expect(len(tasks) > 0, f"split {split!r} holds no task")
+    expect(len(tasks) > 0, f"split {split!r} has no tasks")
     for task in tasks:
         _check_task(task, split)
     twice = [id for id, n in Counter(task.id for task in tasks).items() if n > 1]

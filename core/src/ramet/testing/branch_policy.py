@@ -1,6 +1,6 @@
-"""Check of branch policies (hook 2): simulated groups are played, then every decision is asked for again.
+"""Check of branch policies (hook 2): simulated groups run, then every decision is asked for again.
 
-What a policy is shown, and what it may answer, is the rollout worker's own: its group history and its checks.
+Views and checks of the answers are the rollout worker's code: its group history and its checks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ramet.types import (
 )
 from ramet.types.branch import policy_needs
 
-BUDGETS = (1, 3, 100, 0)  # the last one hides nothing else
+BUDGETS = (1, 3, 100, 0)  # 0 comes last: its problem would hide others
 SEEDS = (0, 1)
 MAX_TURN = 2
 FIRST_TOKENS = 5
@@ -109,7 +109,7 @@ def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random)
 
 
 def _check_pure(policy: BranchPolicy, decisions: list[_Decision]) -> None:
-    """Ask again for every decision, last first. What is kept between calls, or drawn elsewhere, comes to light."""
+    """Ask again for every decision, last first. State between calls and other random sources then show."""
     for decision in reversed(decisions):
         rng = Random()
         rng.setstate(decision.rng_state)

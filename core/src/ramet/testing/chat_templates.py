@@ -118,7 +118,7 @@ _SPECIAL = {
     "qwen3": ("<|im_end|>", _CHATML),
     "llama3.1": ("<|eot_id|>", (*_LLAMA, "<|eot_id|>", "<|eom_id|>", "<|python_tag|>")),
 }
-_TAGS = {  # tokens of their own that are not special, as these models have them
+_TAGS = {  # single tokens that are not special, as these models have them
     "qwen2.5": ("<tool_call>", "</tool_call>"),
     "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
     "llama3.1": (),

@@ -17,16 +17,16 @@ from ramet.plugins.plugin_code import defined_at, hanging_at, raised_at
 P = ParamSpec("P")
 T = TypeVar("T")
 LIMIT_S = 60.0  # a check in which no call ended for so long hangs
-GRACE_S = 5.0  # for what it holds to be closed after that
+GRACE_S = 5.0  # for closing its resources after that
 HEAD, TAIL = 1000, 500  # characters of a message that are kept
 LINE = re.compile(r"\.py:\d+\)")
 
 
 def checked(method: str = "__call__", *, limited: bool = True) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a check of a component, its first argument: whatever fails becomes one `AssertionError`.
+    """Decorate a check of a component, its first argument: any failure becomes one `AssertionError`.
 
-    It names the plugin's line: where it raised or hangs, else where the method is defined that the message begins with,
-    or `method`.
+    It names the plugin's line: where it raised or hangs, otherwise the definition of the method that the message begins
+    with, or of `method`.
     """
 
     def wrap(check: Callable[P, T]) -> Callable[P, T]:
@@ -76,7 +76,7 @@ def _short(problem: str) -> str:
 def time_limit(check: CodeType, seconds: float) -> Iterator[None]:
     """Raise `AssertionError` with the line that hangs once no call within `check` has ended for so long.
 
-    In the main thread alone, since it needs a signal. One within another does nothing.
+    Works only in the main thread, since it needs a signal. One within another does nothing.
     """
     if _Limit.current is not None or threading.current_thread() is not threading.main_thread():
         yield

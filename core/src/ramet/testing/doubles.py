@@ -67,7 +67,7 @@ Script: TypeAlias = Callable[[str, str, int], Reply | str]  # (task, path, turn)
 class ScriptedEngine:
     """An `Engine` whose replies are given by (task, branch path, turn).
 
-    `requests` keeps what was asked for, `released` the cache keys that were let go, `aborted` the aborted requests.
+    `requests` keeps the requests, `released` the released cache keys, `aborted` the aborted requests.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ScriptedPolicy:
     """A branch policy whose answers are given by (event, rollout, turn), as `ScriptedEngine`'s replies are.
 
     Where an event has no rollout or turn the key has "" and -1. Without an entry `Start` begins `roots` rollouts, and
-    nothing else is answered. `asked` keeps every event with the view that came with it.
+    other events get no action. `asked` keeps every event with the view that came with it.
     """
 
     def __init__(

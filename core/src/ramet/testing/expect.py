@@ -23,7 +23,7 @@ HOW = {
 
 
 def expect(holds: bool, problem: str) -> None:
-    """Raise `AssertionError(problem)` unless it holds. `problem` says what is wrong and how to fix it."""
+    """Raise `AssertionError(problem)` if the condition is false. `problem` says what is wrong and how to fix it."""
     progress()
     if not holds:
         raise AssertionError(problem)
@@ -121,10 +121,10 @@ def expect_copy(fork: object, state: object) -> None:
 
 
 def expect_independent(who: str, found: Sequence[object], alone: Sequence[object]) -> None:
-    """Expect the same of a state beside the other one (`found`) and by itself (`alone`)."""
+    """Expect a state to behave the same next to the other one (`found`) and by itself (`alone`)."""
     expect(
         list(found) == list(alone),
-        f"fork shares what the state holds: {who}, beside the other and alone: {first_difference(found, alone)}; copy "
+        f"fork shares what the state holds: {who}, together and alone: {first_difference(found, alone)}; copy "
         "everything, also what is inside lists and dicts",
     )
 
@@ -136,5 +136,5 @@ def first_difference(one: Sequence[object], other: Sequence[object]) -> str:
 
 
 def expect_exercised(seen: bool, given: str) -> None:
-    """Expect that a fork which shared the whole state with its original would have been noticed (`seen`)."""
+    """Expect that a fork which shared the complete state with its original would have been noticed (`seen`)."""
     expect(seen, f"no fork was exercised: one that shares everything would do the same here; {HOW[given]}")

@@ -32,7 +32,7 @@ class OpenAIServer:
 
     A text becomes a completion, of a chat or (`/completions`) of a prompt, whose tokens are counted as words. With
     `encode`, the token ids of a text, prompts are completed as vLLM does: with `token_ids` for who asks for them, and
-    up to the first stop string. `requests` holds the bodies in order of arrival, `keys` the keys that were sent.
+    up to the first stop string. `requests`: the bodies in order of arrival. `keys`: the keys that were sent.
     """
 
     def __init__(

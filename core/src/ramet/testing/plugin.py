@@ -1,4 +1,4 @@
-"""Check of a whole plugin: everything that it registers is built and checked. And a component without a plugin."""
+"""Check of a complete plugin: builds and checks everything that it registers. Or of one component without a plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramet.plugins.component_checks import is_tool_set
 from ramet.plugins.registry import Entry, Registry
 from ramet.testing.checked import LIMIT_S, time_limit
 
-# Kind of registry -> module of this package that holds its check, `check_<module>`.
+# Kind of registry -> module of this package with its check, `check_<module>`.
 CHECKS = {
     "rollout_steps": "rollout_step",
     "branch_policies": "branch_policy",
@@ -42,8 +42,8 @@ def check_plugin(
     """Check everything that the installed plugin `name` registers; returns what was checked, as `group.name`.
 
     The order is that of the hooks (rollout steps, branch policies, advantages, policy losses, tools, rewards,
-    benchmarks), and by name within each. All maps have `group.name` as in the configuration for keys, and a key that
-    the plugin does not register is a mistake:
+    benchmarks), and by name within each. The keys of all maps are `group.name` as in the configuration. A key that the
+    plugin does not register is an error:
 
     * `skip`: why it cannot be checked here: its data is absent, it needs a server;
     * `options`: a mapping of its options, or an instance of its `config`; without it, it is built with its defaults;
@@ -51,9 +51,8 @@ def check_plugin(
     * `replies`: of a rollout step, what a policy may write in its turns, of which the first ends no rollout;
     * `examples`: of a tool, arguments of valid calls; of a set of tools, a mapping of them by name of the tool.
 
-    What does not come to an end is named with its line after `limit_s` seconds without any call that ended (of a
-    benchmark, which may load much, ten times as many). Raises one `AssertionError` with the first problem of each thing
-    that has one.
+    A check that hangs is reported with its line after `limit_s` seconds in which no call ended (ten times as many for
+    a benchmark, which may load much). Raises one `AssertionError` with the first problem of each component.
     """
     plugins = load_plugins()
     _expect_healthy(plugins, name)
@@ -129,7 +128,7 @@ def _typed(entry: Entry[Any], options: Any) -> Any:
 
 
 def load_check(kind: str, name: str | None = None) -> Callable[..., None]:
-    """Import the check of a kind of registry, or another one that is kept beside it."""
+    """Import the check of a kind of registry, or another one next to it."""
     module = CHECKS[kind]
     check: Callable[..., None] = getattr(importlib.import_module(f"ramet.testing.{module}"), name or f"check_{module}")
     return check

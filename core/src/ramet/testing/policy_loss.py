@@ -144,7 +144,7 @@ def _tensors(batch: LossInputs) -> dict[str, Tensor]:
 
 
 def _fresh(batch: LossInputs) -> LossInputs:
-    """Copy the batch with leaves of its own, so that runs do not share gradients."""
+    """Copy the batch with separate leaves, so that runs do not share gradients."""
     leaves = {name: getattr(batch, name) for name in ("logprobs", "entropies")}
     return replace(
         batch, **{name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items() if leaf is not None}

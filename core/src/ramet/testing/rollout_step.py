@@ -1,4 +1,4 @@
-"""Check of rollout steps (hook 1): the step plays whole rollouts against replies written beforehand.
+"""Check of rollout steps (hook 1): the step runs complete rollouts against replies written beforehand.
 
 The states of an environment are checked too: forks are independent of their originals, and every state can be closed.
 """
@@ -59,7 +59,7 @@ def check_rollout_step(
     Has one system prompt for the same tools; ends within `max_tool_calls` whatever the policy writes; inserts tool
     results as `Untrusted` and never takes calls or answers from them; gives a tool's error to the model and lets an
     `InfraError` pass; changes no state and keeps none between rollouts, also not between those that run at the same
-    time. A step that reads traces for SFT (`TraceReader`, `TemplateFormat`) reads what it plays.
+    time. A step that reads traces for SFT (`TraceReader`, `TemplateFormat`) reads the rollouts that it makes.
 
     An environment opens, forks and closes its states: a fork and its original do not see what the other does, or, with
     `replay`, two states of one task and seed go the same way. It need not end by itself, since turns are limited.
@@ -102,7 +102,7 @@ async def _check_plays(subject: StepUnderTest, call: str | None, replies: Sequen
 
 
 async def _check_states(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
-    """Play each script twice, and again with a fork after each of its replies, which goes another way."""
+    """Run each script twice, and again with a fork after each of its replies, which continues differently."""
     step: Any = subject.step
     if step.forks == "none":
         return
@@ -169,7 +169,7 @@ async def _both(
 async def _would_be_seen(
     subject: StepUnderTest, before: Sequence[str], plans: Mapping[str, Sequence[str]], alone: object
 ) -> bool:
-    """Whether two rollouts that share one state play anything else than each by itself, or crash."""
+    """Whether two rollouts that share one state differ from each by itself, or crash."""
 
     async def same(subject: StepUnderTest, original: Play, script: Sequence[str]) -> Play:
         return beside(original, script, original.environment)
@@ -234,7 +234,7 @@ async def _check_isolation(subject: StepUnderTest, scripts: Sequence[Sequence[st
         return  # chance may rule such an environment, and nothing can be compared
     expect(
         [p.results for p in again] == [p.results for p in alone],
-        "the same rollout played twice went two ways: the step keeps something between rollouts; hold no state",
+        "the same rollout, run twice, went two ways: the step keeps something between rollouts; keep no state",
     )
     together = await asyncio.gather(*(play(subject, script, rollout=str(i)) for i, script in enumerate(scripts)))
     expect(
@@ -260,7 +260,7 @@ async def _check_results_of_traces(subject: StepUnderTest, call: str) -> None:
 
 
 async def _check_trace_reader(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
-    """Check that reading is the inverse of playing, if the step also reads traces for SFT."""
+    """Check that reading is the inverse of rolling out, if the step also reads traces for SFT."""
     read = getattr(subject.step, "read", None)
     if read is None or isinstance(subject.step, TemplateFormat):
         return

@@ -1,4 +1,4 @@
-"""Plays whole rollouts of a rollout step against replies written beforehand: for its checks and an environment's."""
+"""Complete rollouts of a rollout step against replies written beforehand: for its checks and an environment's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class StepUnderTest:
-    """The step to be checked, and the task that it plays."""
+    """The step to be checked, and its task."""
 
     step: RolloutStep
     task: Task
@@ -84,7 +84,7 @@ class Play(ScriptedContext):
 
 @asynccontextmanager
 async def opened(subject: StepUnderTest) -> AsyncIterator[Any]:
-    """A state of the step, closed in the end; None for a step that holds none."""
+    """A state of the step, closed in the end; None for a step without states."""
     step: Any = subject.step
     if not is_stateful(step):
         yield None
@@ -98,7 +98,7 @@ async def opened(subject: StepUnderTest) -> AsyncIterator[Any]:
 
 
 async def play(subject: StepUnderTest, script: Sequence[str], *, rollout: str = "0", tool: Tool | None = None) -> Play:
-    """Play one rollout to its end."""
+    """Run one rollout to its end."""
     async with opened(subject) as environment:
         played = Play(script, tool, environment)
         await begin(subject, played)
@@ -134,7 +134,7 @@ async def begin(subject: StepUnderTest, played: Play) -> None:
 async def go_on(
     subject: StepUnderTest, played: Play, *, rollout: str = "0", first_turn: int = 0, n_turns: int = MAX_TURNS
 ) -> None:
-    """Turns until the rollout ends, which only an environment leaves to the limit of turns, or `n_turns` are played."""
+    """Turns until the rollout ends, which only an environment leaves to the limit of turns, or `n_turns` have run."""
     for turn in range(first_turn, min(MAX_TURNS, first_turn + n_turns)):
         state = RolloutState(
             task=subject.task,

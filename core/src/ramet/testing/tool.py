@@ -53,14 +53,14 @@ _WRONG: dict[str, Any] = {
 def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mapping[str, Any]] = ()) -> None:
     """Raise `AssertionError` unless the tool keeps the contract.
 
-    A schema that a model can read; an async call; wrong arguments raise `ToolError`; nothing else than `ToolError` and
-    `InfraError` escapes; calls at the same time give what they give one after the other; metadata is JSON. It is
-    started first, if it has a `start`. One that holds states opens, forks and closes them: a fork and its original do
-    not see what the other does, or, with `replay`, two states of one task and seed go the same way.
+    A schema that a model can read; an async call; wrong arguments raise `ToolError`; only `ToolError` and `InfraError`
+    escape; calls at the same time give the same results as one after the other; metadata is JSON. It is started first,
+    if it has a `start`. A tool with states opens, forks and closes them: a fork and its original do not affect each
+    other, or, with `replay`, two states of one task and seed behave the same.
 
-    `name` is the name that it is registered under. `examples` are arguments of valid calls (two that give different
-    results are best; of one that holds states, calls that change its state and show it); without them, plausible ones
-    are made from the schema. It fails where no call works, or where no fork would be seen to share its state.
+    `name` is the name that it is registered under. `examples` are arguments of valid calls (best: two that give
+    different results; for a tool with states, calls that change its state and show it). Without them, plausible ones
+    are made from the schema. It fails if no call works, or if a shared state would not be noticed.
     """
     _check_schema(getattr(tool, "schema", None), name)
     _check_methods(tool)
@@ -79,8 +79,8 @@ def check_tool_set(
 ) -> None:
     """Raise `AssertionError` unless the sets that `make` returns keep the contract.
 
-    Each is started, opened and closed once, as before a run and then in a worker: both have the same tools, under names
-    of their own, and each tool keeps the contract of tools. `examples`: arguments of valid calls by name of the tool.
+    Each is started, opened and closed once, as before a run and then in a worker: both have the same tools, under
+    distinct names, and each tool keeps the contract of tools. `examples`: arguments of valid calls by name of the tool.
     """
     asyncio.run(_check_tool_set(make, dict(examples or {})))
 
@@ -208,7 +208,7 @@ async def _check_concurrency(tool: Tool, valid: Sequence[dict[str, Any]]) -> Non
 
 
 async def _outcome(tool: Tool, arguments: dict[str, Any], rollout: str) -> tuple[str, str]:
-    """What one call in a rollout of its own gave: (`ToolResult`, `ToolError` or `InfraError`; text)."""
+    """Outcome of one call in a separate rollout: (`ToolResult`, `ToolError` or `InfraError`; text)."""
     state = await _open(tool)
     try:
         return await _outcome_in(tool, arguments, rollout, state)
@@ -226,7 +226,7 @@ async def _open(tool: Any) -> Any:
 
 
 async def _check_states(tool: Any, valid: Sequence[dict[str, Any]]) -> None:
-    """Fork after each call, let fork and original go different ways, and expect of each what a state alone gives."""
+    """Fork after each call, continue fork and original differently, and expect each to act as a separate state."""
     if tool.forks == "none":
         return
     exercised = False
@@ -318,7 +318,8 @@ async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state
         return type(error).__name__, str(error)
     except (Exception, SystemExit) as error:
         raise AssertionError(
-            f"{crash(error)}, called with {arguments}: raise ToolError for the model's mistakes and InfraError for ours"
+            f"{crash(error)}, called with {arguments}: raise ToolError for the model's mistakes and InfraError for "
+            "infrastructure failures"
         ) from error
     expect(copied == arguments, f"changed the arguments {arguments} to {copied}: work on a copy")
     problem = tool_problem(result)

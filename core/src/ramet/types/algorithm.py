@@ -1,8 +1,8 @@
 """Inputs and outputs of advantage estimators and policy losses (hooks 3 and 4).
 
 Letters: N rollouts, T tokens. Estimators see padded `[N, T]` tensors on the response axis (everything after the
-prompt); losses see one packed axis `[T]`. Both inputs carry from the first day what later algorithms need; a field
-that costs computation is None unless the algorithm names it in `needs`.
+prompt); losses see one packed axis `[T]`. A field that costs computation
+is None unless the algorithm names it in `needs`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MIN_GROUP = 2  # valid rollouts of a group, unless the estimator says otherwise 
 class AdvantageInputs:
     """One step's trainable rollouts. Groups with fewer valid members than the estimator needs were left out before.
 
-    `node_ids` distinguish tokens, not values: two rows have the same number at a position exactly where their rollouts
-    share the token itself, by a fork, also if the rollout that it was forked from is masked and so is not a row. Turns
-    are counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. States have the numbers of the names that the
-    environment gives them (`Environment.state_key`); a first turn without a name has that of its first observation
-    (`begin`), equal where the tokens are.
+    `node_ids` distinguish tokens, not values. Two rows have the same number at a position exactly where their rollouts
+    share the token itself, by a fork. That includes forks of a masked rollout, which is not a row. Turns are counted
+    from 0 in `turn_ids`, `turn_rewards` and `state_ids`. `state_ids` number the names that the environment gives to
+    states (`Environment.state_key`). A first turn without a name gets the number of its first observation (`begin`):
+    equal tokens, equal number.
     """
 
     rewards: Tensor  # [N] float32, weighted sum of the reward parts
@@ -90,8 +90,8 @@ class CriticOptions:
 class AdvantageEstimator(Protocol):
     """Hook 3. Called once per step on the whole batch, without gradients.
 
-    Optional: `min_group: int`, the valid rollouts that a group needs; groups with fewer are left out. Default 2: alone
-    in its group a rollout has nothing to be compared with. 1: the baseline comes from elsewhere.
+    Optional: `min_group: int`, the valid rollouts that a group needs; groups with fewer are left out. Default 2: a
+    single rollout has nothing to be compared with. 1: the baseline is not the group.
     `discounted`: a token's advantage is made of the token rewards from there on, and no group's spread scales it. It
     gets the KL of `train.kl_estimator=k1-reward` among `token_rewards`. Otherwise, or left out, the core adds the
     KL's part to the advantages that it returns.
@@ -123,7 +123,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """`per_token` may hold anything outside the mask. Metrics are detached `[T]` tensors, averaged over the mask."""
+    """`per_token` may contain anything outside the mask. Metrics are detached `[T]` tensors, averaged over the mask."""
 
     per_token: Tensor  # [T], with gradient
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """Hook 4. Called once per micro-batch. A token's loss may depend on its own sequence, never on another one.
 
-    A micro-batch holds whole sequences, also under sequence parallelism: `logprobs` are gathered before the call. The
+    A micro-batch has complete sequences, also under sequence parallelism: `logprobs` are gathered before the call. The
     core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts.
 
     `aggregation`: the modes that the loss is correct with; None: any. Another one is refused before the start.

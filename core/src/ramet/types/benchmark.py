@@ -30,7 +30,7 @@ class BenchmarkInfo:
     prompt: str | None = None  # a template of the user's message, with {question}
     system_prompt: str | None = None  # instead of the rollout step's
     n_tasks: int | None = None  # of the split `test`, as it was published; None: it depends on options
-    contamination: str = ""  # what is known of its tasks in training data, and what else to beware of
+    contamination: str = ""  # known copies of its tasks in training data, and other reasons for caution
 
 
 class Benchmark(Protocol):

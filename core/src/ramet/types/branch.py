@@ -35,7 +35,7 @@ class FirstTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterTool:
-    """A turn ended and the next one, `turn`, is about to be sampled. `calls` are those of the turn that ended."""
+    """A turn ended and the next one, `turn`, is about to be sampled. `calls`: the calls of the turn that ended."""
 
     rollout: str
     turn: int
@@ -96,8 +96,8 @@ class Fork:
 class Stop:
     """End a running rollout now, with `StopReason.PRUNED`. It keeps its place in the budget and is left out.
 
-    Its record ends where its newest turn, as the policy knows it, began; it cannot be forked any more, and there is no
-    `Finished` for it. Once the budget is used up, only policies with `Need.LATE_EVENTS` are asked.
+    Its record ends where its newest turn, as the policy knows it, began. It cannot be forked any more, and no
+    `Finished` follows. Once the budget is used up, only policies with `Need.LATE_EVENTS` are asked.
     """
 
     rollout: str
@@ -180,7 +180,7 @@ class GroupView:
     """What a branch policy may know. Rollouts in order of their start."""
 
     task: Task
-    budget: int  # M: rollouts that the group may hold in all
+    budget: int  # M: rollouts of the group, at most
     budget_left: int
     rollouts: tuple[RolloutView, ...]
     vocab_size: int
@@ -197,9 +197,9 @@ class GroupView:
 class BranchPolicy(Protocol):
     """Hook 2. Pure: (what happened, what is known of the group, rng) -> what to start.
 
-    `needs`: ENTROPY if it reads entropies (an engine that cannot give exact ones is refused before the start), REWARDS
-    to get `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest, LATE_EVENTS to be asked also
-    when the budget is used up, PREFIXES to start from stored prefixes.
+    `needs`: ENTROPY to read entropies (engines without exact ones are refused before the start). REWARDS to get
+    `Scored`. EARLIER_TURNS to fork stateful rollouts at turns before the newest. LATE_EVENTS to be asked also when the
+    budget is used up. PREFIXES to start from stored prefixes.
     """
 
     needs: frozenset[Need] = frozenset()

@@ -39,7 +39,7 @@ class RolloutRef:
 class Finding:
     """One line of `ramet doctor`. `fix` says what to do, as a command or a key where possible; None for what is ok.
 
-    Texts never hold a key or password, not even in part: say which variable holds it.
+    Texts never contain a key or password, not even in part: name the variable that has it.
     """
 
     what: str  # a few words: "search key", "isolation"
@@ -61,7 +61,7 @@ setattr(Finding, "mend", property(lambda finding: finding.fix))  # noqa: B010  #
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorContext:
-    """What a check may look at. `options`: those of each configured component, as `tools.search` -> its dataclass."""
+    """What a check may look at. `options`: name of each configured component (`tools.search`) -> its options."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     offline: bool = False  # True: ask nothing of the network

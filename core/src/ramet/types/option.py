@@ -76,7 +76,7 @@ def _plain(bound: float) -> str:
 
 
 AT_LEAST_1 = Allowed(minimum=1, whole=True)
-# What a mapping of sampling may hold: `evaluate.sampling`, and what a benchmark says of itself.
+# Keys of a mapping of sampling: `evaluate.sampling`, and the sampling of a benchmark.
 SAMPLING = {
     "temperature": Allowed(minimum=0),
     "top_p": Allowed(above=0, maximum=1),
@@ -150,10 +150,10 @@ def option(
     entries: Mapping[str, Allowed | None] | None = None,
     **allowed: Any,
 ) -> Any:
-    """Make a dataclass field that holds all that is known of a key.
+    """Make a dataclass field with everything that is known of a key.
 
-    help: what `ramet JOB --help` shows. minimum, above, below, maximum, choices: what it may be; the start checks it.
-    resume: what another value does to a resumed run; without it, the numbers are another's. Of options within options
+    help: what `ramet JOB --help` shows. minimum, above, below, maximum, choices: allowed values; checked at the start.
+    resume: the effect of another value on a resumed run; without it, the results differ. For options within options
     it may be a mapping, by name. jobs: of a section, which jobs build it. instead: jobs that build the section and do
     not read this key -> the key to set instead, or None. aka: names in other trainers, for "did you mean".
     entries: of a mapping, the names that it may have, each with what its value may be; `aka` may then be by entry.

@@ -15,8 +15,8 @@ class Score:
     """A reward with its parts. `parts` are logged, not added; `token_rewards` maps response positions to extra reward.
 
     `masked` leaves the rollout out of statistics and loss on purpose (overlong filtering, say): it counts as
-    `rollout/left_out_share`, never as a failure. Its value is recorded, and used by validations alone. `reason` says in
-    a sentence why the value is what it is; it is recorded and shown in the report, and has no effect.
+    `rollout/left_out_share`, never as a failure. Its value is recorded, and only validations use it. `reason` says in a
+    sentence why the value is what it is; it is recorded and shown in the report, and has no effect.
     """
 
     value: float
@@ -29,7 +29,7 @@ class Score:
 class Reward(Protocol):
     """Hook 6. One score per rollout, in the same order. None: not judged, the rollout is masked.
 
-    `Rollout.task.answer` holds the gold answers. Gets valid rollouts only. Raising masks them and is counted; NaN or
+    `Rollout.task.answer` has the gold answers. Gets only valid rollouts. Raising masks them and is counted; NaN or
     a wrong number of scores stops the run. Optional: `async def start(self, services: Services) -> None` before the
     first call, and `async def aclose(self) -> None` for the end of the run.
 
@@ -38,8 +38,8 @@ class Reward(Protocol):
     `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, what is wrong with its options where these are the
     names of all tools.
 
-    `per_rollout` True says that a score depends on its own rollout alone; the core may then score a rollout as soon as
-    it ends, in a group of one (what branch policies with `Need.REWARDS` ask for).
+    `per_rollout` True says that a score depends only on its own rollout. The core may then score a rollout as soon as
+    it ends, in a group of one (for branch policies with `Need.REWARDS`).
     """
 
     per_rollout: bool = False

@@ -1,7 +1,7 @@
 """Segments, rollouts and groups: tokens are the record (docs/design.md, "How a token's mask is made").
 
-A rollout is one path from the prompt to a stop, as a sequence of segments. Forks hold the *same* segment objects as
-their parent up to the fork point, so a group is a tree and a shared prefix exists once in memory. Token ids come from
+A rollout is one path from the prompt to a stop, as a sequence of segments. A fork and its parent share the *same*
+segments up to the fork point, so a group is a tree and a shared prefix exists once in memory. Token ids come from
 the engine and are never re-tokenised; text is derived from them.
 
 Arrays are `array.array` so that the contract needs no numpy: `"i"` is int32, `"f"` is float32; both offer the buffer
@@ -23,7 +23,7 @@ class Origin(StrEnum):
     """Who wrote a segment's tokens. Only `sampled` tokens are trained."""
 
     SAMPLED = "sampled"  # the policy, in this rollout
-    INSERTED = "inserted"  # anybody else, or the policy of an earlier step (a stored prefix)
+    INSERTED = "inserted"  # any other source, or the policy of an earlier step (a stored prefix)
 
 
 class SegmentKind(StrEnum):
@@ -70,7 +70,7 @@ class Segment:
 class CallStatus(StrEnum):
     OK = "ok"
     ERROR = "error"  # the model's own doing; its text went to the model
-    INFRA = "infra"  # ours; the rollout was masked
+    INFRA = "infra"  # an infrastructure failure; the rollout was masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class PrefixSource:
 
     step: int
     rollout: str
-    turns: int  # whole turns of that rollout; the next one is the first that is sampled
+    turns: int  # complete turns of that rollout; the next one is the first that is sampled
     opened_step: int  # the step and the root in which the path first left the prompt: tools and environments …
     opened_root: str  # … that are replayed are opened with the seed that they had there
 
@@ -124,7 +124,7 @@ class Rollout:
     task: Task
     segments: tuple[Segment, ...]
     stop: StopReason
-    answer: str | None = None  # what the rollout step took as the final answer; None: there is none
+    answer: str | None = None  # what the rollout step took as the final answer; None: no answer
     parent: str | None = None
     fork_turn: int | None = None  # the turn of the parent in which this rollout starts, at its beginning or …
     fork_token: int = 0  # … after so many of the tokens that were sampled in it
@@ -137,7 +137,7 @@ class Rollout:
     state_keys: tuple[str | None, ...] = ()  # `Environment.state_key` by turn, as it began; None: it had no name
     fault: Fault | None = None
     left_out: str | None = None  # why it was left out of statistics and loss on purpose; no fault
-    stats: Mapping[str, float] = field(default_factory=dict)  # seconds and counts of this rollout alone
+    stats: Mapping[str, float] = field(default_factory=dict)  # seconds and counts of this rollout only
 
     @property
     def valid(self) -> bool:

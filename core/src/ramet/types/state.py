@@ -37,7 +37,7 @@ class Stateful(Protocol[S]):
         ...
 
     async def close(self, state: S) -> None:
-        """Let go of what the state holds. Called once for each state, also when its rollout is masked or cancelled."""
+        """Release the state's resources. Called once for each state, also when its rollout is masked or cancelled."""
         ...
 
 
@@ -62,9 +62,9 @@ class Limiter(Protocol):
         ...
 
     def place(self, held_at_most_s: float) -> AbstractAsyncContextManager[None]:
-        """Hold one of the limiter's `concurrent` places during a call, once one is free.
+        """Take one of the limiter's `concurrent` places during a call, once one is free.
 
-        A place that is held for longer is given to others, since the process that took it may be gone.
+        A place that is kept for longer is given to others, since the process that took it may be gone.
         """
         ...
 

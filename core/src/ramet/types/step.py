@@ -53,7 +53,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState:
-    """What a step may know of the rollout so far. A step never changes it and holds no state of its own.
+    """The rollout so far, as a step sees it. A step never changes it and keeps no state itself.
 
     State of an environment is in `environment`: what the step's own `open` or `fork` returned (`Stateful`).
     """
@@ -108,7 +108,7 @@ class StepContext(Protocol):
     async def call_tool(self, call: ToolCall) -> ToolResult:
         """Run a tool under its time-out, retries and caps. Raises `ToolError` with the text for the model.
 
-        Several calls of a turn may run at once; those to a tool that holds states run in their order. The turn ends
+        Several calls of a turn may run at once; calls of a tool with states run in their order. The turn ends
         when all of them have.
         """
         ...
@@ -127,7 +127,7 @@ class StepResult:
 
 
 class RolloutStep(Protocol):
-    """Hook 1. One turn. Holds no state of its own; works for any tools. The core owns the token ids.
+    """Hook 1. One turn. Keeps no state itself; works for any tools. The core owns the token ids.
 
     An environment is a rollout step that is `Stateful`; it may have the members of `Environment`.
     """
@@ -140,7 +140,7 @@ class RolloutStep(Protocol):
 
 
 class Environment(RolloutStep, Stateful[S], Protocol[S]):
-    """A rollout step with state of its own. `begin`, `state_key` and `finish` are optional, each by itself."""
+    """A rollout step with state. `begin`, `state_key` and `finish` are optional, each independently."""
 
     async def begin(self, state: S) -> Sequence[Insert]:
         """The first observation, inserted after the prompt of every root. Forks share their root's."""
@@ -156,15 +156,15 @@ class Environment(RolloutStep, Stateful[S], Protocol[S]):
     async def finish(self, state: S, stop: StopReason) -> StepResult | None:
         """Called once at any end, limits included, unless the rollout is masked: the last info and turn reward.
 
-        They are merged into those of the last turn (info keys over, rewards added), `answer` replaces it if it is not
-        None; `insert` and `stop` must be empty.
+        They are merged into the last turn's: info keys overwrite, rewards are added, `answer` replaces it if it is not
+        None. `insert` and `stop` must be empty.
         """
         ...
 
 
 @runtime_checkable
 class TemplateFormat(Protocol):
-    """What a rollout step offers besides, if its calls and results have the form of the chat template.
+    """Optional part of a rollout step whose calls and results have the form of the chat template.
 
     Unless `rollout_step.tools_in_template` says otherwise, the template then describes the tools. SFT takes the text of
     an assistant's message for what the policy writes, and what the template puts around results for inserted.
@@ -176,7 +176,7 @@ class TemplateFormat(Protocol):
 
 
 class TraceReader(Protocol):
-    """What a rollout step offers besides, if SFT is to learn its format: the inverse of rolling out."""
+    """Optional part of a rollout step whose format SFT can learn: the inverse of rolling out."""
 
     def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
         """Cut an assistant's text into what the policy writes and what is inserted; the parts join to `text`."""

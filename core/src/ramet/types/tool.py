@@ -43,7 +43,7 @@ class ToolResult:
 
 
 class Tool(Protocol):
-    """Hook 5. Raise `ToolError` for the model's mistake, `InfraError` for ours; anything else counts as ours.
+    """Hook 5. Raise `ToolError` for the model's mistake. `InfraError` and any other exception mask the rollout.
 
     Optional: the members of `Stateful` for state that belongs to one rollout, or, for tools of a set that share one
     state, the attribute `state_owner`, the same `Stateful` in each; `async def start(self, services: Services) -> None`

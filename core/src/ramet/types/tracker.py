@@ -22,7 +22,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """Receives the metrics of a step, possibly in several calls. One that raises is reported and never stops a run.
 
-    A plugin's tracker has a thread of its own, in which it is made and all of its methods are called, in order.
+    A plugin's tracker has its own thread, in which it is made and all of its methods are called, in order.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
