@@ -242,8 +242,8 @@ POLICIES = {
     "too many": policy("return [StartRoots(n=1000)]", "it asks for 1000 rollouts, budget left is"),
     "a turn that is not there": policy("return [Fork(rollout='0', turn=99)] if group.budget_left else []",
                                        "for turn 0 use StartRoots"),
-    "texts": policy("return ['fork']", "'fork' is no branch action: return a list of StartRoots, Fork"),
-    "None": policy("return None", "None is no branch action: return a list"),
+    "texts": policy("return ['fork']", "'fork' is not a branch action: return a list of StartRoots, Fork"),
+    "None": policy("return None", "None is not a branch action: return a list"),
     "Stop for all": policy("return [Stop(rollout=r.id) for r in group.rollouts]", "has ended"),
     "an endless loop": policy("while True: pass", "hangs in decide (", given=HANG),
     "an earlier turn that is not declared": policy(

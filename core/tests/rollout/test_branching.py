@@ -214,7 +214,7 @@ def test_the_budget_is_never_exceeded_whatever_the_coins_say(play: Play, make_ta
         ([Fork(rollout="0", turn=0)], "turns 1 to 1; for turn 0 use StartRoots"),
         ([Fork(rollout="0", turn=2)], "turns 1 to 1"),
         ([StartRoots(n=-1)], "n must not be negative"),
-        (["fork please"], "'fork please' is no branch action"),
+        (["fork please"], "'fork please' is not a branch action"),
     ],
 )
 def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_and_is_named(
@@ -258,7 +258,7 @@ def test_a_policy_that_answers_none_is_told_what_to_return(play: Play) -> None:
         play(two_calls, policy=Nothing(), group_size=4)
     line = f"core/tests/rollout/test_branching.py:{Nothing.decide.__code__.co_firstlineno}"
     name = f"{Nothing.__module__}.{Nothing.__qualname__}"
-    assert str(caught.value).startswith(f"branch policy {name} answered Start() wrongly: None is no branch action: ")
+    assert str(caught.value).startswith(f"branch policy {name} answered Start() wrongly: None is not a branch action: ")
     assert str(caught.value).endswith(f" ({line})")
 
 

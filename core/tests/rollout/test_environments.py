@@ -245,7 +245,7 @@ def test_a_replayed_environment_cannot_use_tools_with_states(play: Play) -> None
         play(step_on, step=Corridor("replay"), tools=tools, policy=fork_once(), group_size=2)
     assert str(caught.value) == (
         "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
-        "cannot use tools that hold states: python; choose branch_policy=none, or forks = 'copy'"
+        "cannot use tools with states: python; choose branch_policy=none, or forks = 'copy'"
     )
 
 
@@ -272,12 +272,12 @@ def test_a_masked_rollout_is_closed_and_not_finished(play: Play) -> None:
         ),
         (
             StepResult(info={"x": float("nan")}),
-            "info is no JSON object (Out of range float values are not JSON compliant): use strings, finite numbers, "
-            "lists and mappings",
+            "info is not a JSON object (Out of range float values are not JSON compliant): use strings, finite "
+            "numbers, lists and mappings",
         ),
         (
             StepResult(info=np.array([1, 2])),  # type: ignore[arg-type]
-            "info is no JSON object (it is ndarray): use strings, finite numbers, lists and mappings",
+            "info is not a JSON object (it is ndarray): use strings, finite numbers, lists and mappings",
         ),
         (StepResult(reward=float("inf")), "reward is inf: give a finite number, or None for none"),
         (StepResult(metrics={"x": "1"}), "metrics has 'x' as '1': give finite numbers"),  # type: ignore[dict-item]

@@ -235,7 +235,7 @@ def test_a_policy_that_forks_earlier_turns_of_stateful_rollouts_must_say_so(play
     assert str(caught.value) == (
         "branch policy rollout.test_states.Forks answered Finished(rollout='0', stop=<StopReason.ANSWER: 'answer'>) "
         "wrongly: Fork(rollout='0', turn=1, n=1, token=0): turn 1 is before the newest of rollout 0, 3, and tools or "
-        "environment hold a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS: "
+        "environment have a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS: "
         "return a list of StartRoots, Fork and StartFrom within group.budget_left, Stop and Done, [] for nothing"
         + defined_at(policy, "decide")
     ).replace("rollout.test_states", Forks.__module__)

@@ -156,7 +156,7 @@ def test_metadata_that_is_no_json_stops_the_run(play: Play, metadata: Any, probl
     tool = echo_tool(returns=ToolResult(text="x", metadata=metadata))
     with pytest.raises(PluginError) as caught:
         play(lambda *_: "x", step=Gathers("a"), tools={"python": (tool, ToolConfig())}, group_size=1)
-    assert str(caught.value).partition(": ")[0] == "tool 'python' returned metadata that is no JSON object"
+    assert str(caught.value).partition(": ")[0] == "tool 'python' returned metadata that is not a JSON object"
     assert problem in str(caught.value)
 
 

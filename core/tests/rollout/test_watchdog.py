@@ -77,7 +77,7 @@ def test_a_blocked_event_loop_is_printed_with_the_line_that_blocks_it(caplog: py
     line = f"core/tests/rollout/test_watchdog.py:{blocks_the_loop.__code__.co_firstlineno + 1}"
     messages = [record.getMessage() for record in caplog.records]
     told = rf"the event loop has been blocked for 0\.\d s in blocks_the_loop \({line}\)"
-    assert messages and all(re.fullmatch(f"{told}: nothing else can run meanwhile", message) for message in messages)
+    assert messages and all(re.fullmatch(f"{told}: no rollout can continue meanwhile", message) for message in messages)
 
 
 def test_a_blocked_event_loop_is_told_after_a_second_once_for_each_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +95,7 @@ def test_a_blocked_event_loop_is_told_after_a_second_once_for_each_line(caplog: 
     line = f"core/tests/rollout/test_watchdog.py:{blocks.__code__.co_firstlineno + 1}"
     (message,) = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
-        rf"the event loop has been blocked for 1\.\d s in blocks \({line}\): nothing else can run meanwhile", message
+        rf"the event loop has been blocked for 1\.\d s in blocks \({line}\): no rollout can continue meanwhile", message
     )
 
 

@@ -123,7 +123,7 @@ class NoClose(Climb):
         (NumbersStates, "state_key returned 0: return a string, equal for equal states"),
         (Begins, "begin returned ['at 0']: return a list of Markup and Untrusted, [] for nothing"),
         (FinishesAgain, "finish inserts or stops: the rollout has ended already"),
-        (TellsObjects, "finish: info is no JSON object (Object of type type "),
+        (TellsObjects, "finish: info is not a JSON object (Object of type type "),
         (RewardsText, "reward is '1': "),
         (NoClose, "lacks `async def close(state)`"),
     ],

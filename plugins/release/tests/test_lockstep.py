@@ -257,6 +257,6 @@ def test_rounds_cannot_be_shuffled() -> None:
     with pytest.raises(ConfigError) as caught:
         check_needs(Components(config), config)
     assert str(caught.value) == (
-        "branch_policy.params.policy: arpo_release plays rollouts by a method of its own, which cannot be shuffled; "
+        "branch_policy.params.policy: arpo_release has its own rollout method, which cannot be shuffled; "
         "choose a policy that is asked event by event, such as arpo or aepo"
     )

@@ -130,7 +130,7 @@ def _outcome_problem(result: StepResult) -> str | None:
     if result.stop is StopReason.PRUNED:
         return "stop is StopReason.PRUNED: only a branch policy prunes; use StopReason.DONE"
     if (problem := _json_problem(result.info)) is not None:
-        return f"info is no JSON object ({problem}): use strings, finite numbers, lists and mappings"
+        return f"info is not a JSON object ({problem}): use strings, finite numbers, lists and mappings"
     if result.reward is not None and not _is_finite(result.reward):
         return f"reward is {result.reward!r:.80}: give a finite number, or None for none"
     wrong = [f"{name!r} as {value!r:.80}" for name, value in result.metrics.items() if not _is_finite(value)]

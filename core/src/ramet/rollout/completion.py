@@ -54,9 +54,9 @@ def completion_problem(completion: Completion, versions: Versions | None) -> str
 
 
 def append_completion(live: LiveRollout, completion: Completion, encoder: Encoder) -> Generation:
-    """Append what was sampled to the rollout. Its text leaves the token out that ended the sequence.
+    """Append the sampled tokens to the rollout. Its text leaves out the token that ended the sequence.
 
-    The generation is that of the whole turn: a fork in the middle of one begins with tokens of its parent.
+    The generation is the complete turn: a fork in the middle of one begins with tokens of its parent.
     """
     before = live.sampled_in_turn
     shared = "".join(segment.text for segment in before)
@@ -83,9 +83,9 @@ def append_completion(live: LiveRollout, completion: Completion, encoder: Encode
 
 
 def ended_at_stop(completion: Completion, shared: str, stops: Sequence[str], encoder: Encoder) -> Completion:
-    """The completion up to a stop string that began in `shared`, the text of the turn before it; else as it is.
+    """The completion up to a stop string that began in `shared`, the text of the turn before it; otherwise as it is.
 
-    Engines look for stop strings in what they sample alone, so after a fork in the middle of a turn they do not see one
+    Engines look for stop strings only in their own samples. So after a fork in the middle of a turn they do not see one
     that the fork's first tokens complete.
     """
     text = encoder.decode(completion.token_ids)
@@ -113,7 +113,7 @@ def _cut(completion: Completion, n: int, stop: str) -> Completion:
 
 
 def _segments(completion: Completion, turn: int, text: str, encoder: Encoder) -> Iterator[Segment]:
-    """One for each version of the weights that sampled in this turn; their texts join to that of the turn."""
+    """One segment for each version of the weights that sampled in this turn; their texts join to the turn's text."""
     ids = completion.token_ids
     has_logprobs, has_entropies = len(completion.logprobs) == len(ids), len(completion.entropies) == len(ids)
     shown = 0  # characters of `text` that earlier segments have

@@ -1,4 +1,4 @@
-"""The reward `environment`: what the rollout step gave turn by turn, summed up or at the end."""
+"""The reward `environment`: the rollout step's rewards of the turns, their sum or the last."""
 
 from __future__ import annotations
 

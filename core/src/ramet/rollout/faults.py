@@ -27,19 +27,19 @@ class RolloutFailed(InfraError):
 
 
 class StateFailed(RolloutFailed):
-    """A state could not be opened, copied or replayed. `name` is that of its component."""
+    """A state could not be opened, copied or replayed. `name`: its component's name."""
 
     def __init__(self, name: str, message: str, *, defect: bool = False) -> None:
         super().__init__(f"state:{name}", message, defect=defect)
 
 
 def is_defect(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether what a component raised is its own mistake, and not a failure of a service, a disk or a machine.
+    """Whether a component's exception is its own mistake, and not a failure of a service, a disk or a machine.
 
     A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
     """
     if id(error) in seen:
-        return True  # `raise e from e`, or a longer circle of causes: what is outside in it decided already
+        return True  # `raise e from e`, or a longer circle of causes: its outer exception decided already
     seen |= {id(error)}
     if isinstance(error, BaseExceptionGroup):  # of an asyncio.TaskGroup
         return all(is_defect(inner, seen) for inner in error.exceptions)

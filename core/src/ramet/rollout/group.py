@@ -1,9 +1,9 @@
-"""One group of rollouts: which are started when. There is no barrier: one asyncio task per rollout.
+"""One group of rollouts, and when each starts. There is no barrier: one asyncio task per rollout.
 
-Whatever happens to a rollout becomes a `RolloutEvent`; the event order gives the one that is decided next; the group's
-history is brought up to date with it; the branch policy is asked; and what it answers is started at once. The core
-enforces the budget, so a group always ends with exactly as many rollouts as were asked for, masked and stopped ones
-included, less those that the policy left on purpose (`Done`), which are never replaced by copies.
+Every change of a rollout becomes a `RolloutEvent`. The event order gives the next event. The group's history gets it,
+the branch policy is asked, and its actions start at once. The core enforces the budget: a group ends with exactly as
+many rollouts as were asked for, masked and stopped ones included. Only a policy may leave some out (`Done`); copies
+never replace them.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class GroupScheduler:
         live.turns[0].start = len(live.segments)
 
     async def _begin_turn(self, live: LiveRollout) -> Any:
-        """The state of the rollout step, which may have a name; None if the step holds none."""
+        """The state of the rollout step, which may have a name; None if the step has none."""
         if self._hooks is None or self.states is None:
             return None
         state = await self.states.use(live, ENVIRONMENT)
@@ -260,7 +260,7 @@ class GroupScheduler:
             live.answer = result.answer
 
     async def _end(self, live: LiveRollout) -> None:
-        """The rollout is over: it is scored beside the others, if the policy needs that."""
+        """The rollout is over: it is scored while others run, if the policy needs that."""
         live.finished = True
         self.context.counts.done += 1
         if self.states is not None:
@@ -330,7 +330,7 @@ class GroupScheduler:
             self._end_prefix(member)
 
     def _fill(self) -> None:
-        """Use the budget that is left when no rollout runs: as the policy says, else for fresh roots.
+        """Use the budget that is left when no rollout runs: as the policy says, otherwise for fresh roots.
 
         Roots of either kind have `filled` in their `stats`.
         """
@@ -404,7 +404,7 @@ class GroupScheduler:
         member.task = self._tasks.create_task(self._play(live), name=f"rollout {live.key.text}")
 
     def _stop(self, path: BranchPath) -> None:
-        """End a rollout now. What it did after the turn that the policy knows of never happened."""
+        """End a rollout now. Everything after the turn that the policy knows of is dropped."""
         member = self._members[path]
         self._order.drop(path)
         member.live.cut(self.history.prune(path))

@@ -39,7 +39,7 @@ class GroupContext:
     seed: int
     step: RolloutStep
     config: RolloutConfig
-    stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
+    stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task with states
     versions: Versions | None = None  # of the weights that may sample; None: any
     counts: RunCounts = field(default_factory=RunCounts)
     observer: RolloutObserver | None = None

@@ -1,6 +1,6 @@
 """Jobs of tasks: the tools that each task may use, its prompt, and the stored prefixes that it may start from.
 
-What is wrong with any of them is found here, before anything runs.
+All problems of them are found here, before anything runs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class JobMaker:
                 problems.append(problem)
             if len(prompt) >= room:
                 problems.append(
-                    f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine holds {room} with the "
+                    f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine {room} with the "
                     "response; lower data.max_prompt_tokens or raise the engine's max_tokens"
                 )
         if problems:
@@ -120,7 +120,7 @@ class JobMaker:
         return prompt_segment(prompt, self._encoder)
 
     def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
-        """Return the prefixes with room for a turn within the limits, which may differ from when they were played."""
+        """Return the prefixes with room for a turn within the limits, which may differ from when they were stored."""
         if stored is None or not self._takes_prefixes:
             return ()
         config = self._config
@@ -134,5 +134,5 @@ class JobMaker:
 
 
 def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of tools, each once; the name of a set becomes those of all its tools."""
+    """Names of tools, each once; the name of a set becomes the names of all its tools."""
     return list(dict.fromkeys(tool for name in names for tool in sets.get(name, (name,))))

@@ -1,7 +1,7 @@
-"""The seam for branch policies that do not play group by group.
+"""Rollout methods: for branch policies that do not run group by group.
 
-A branch policy may have a function `rollout_method()`; the worker then asks the method that it returns to play its
-groups. What a method uses of the worker beside this is not part of the contract and may change in any version.
+A branch policy may have a function `rollout_method()`; the worker then lets the method that it returns run its groups.
+Other parts of the worker that a method uses are not part of the contract and may change in any version.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Share:
 
 
 class RolloutMethod(Protocol):
-    """Plays the groups of a worker's share of a step, all together.
+    """Runs the groups of a worker's share of a step, all together.
 
-    Under Ray a worker is then given its whole share at once, and where the step has no deadline the share may take as
-    long as the rollouts of one group that start one after the other.
+    Under Ray a worker then gets its complete share at once. Without a deadline of the step, the share may take as long
+    as the rollouts of one group that start one after the other.
     """
 
     def problems(self, config: Config, step: RolloutStep, capabilities: frozenset[Capability]) -> Iterable[str]:
-        """What the run cannot have with this method, before anything starts; `capabilities` are its engine's."""
+        """Settings that exclude this method, found before anything starts; `capabilities` are the engine's."""
         ...
 
     def join(self, worker: RolloutWorker) -> None:
-        """Play for this worker from now on. Raises `ConfigError` if its tools do not fit."""
+        """Run groups for this worker from now on. Raises `ConfigError` if its tools do not fit."""
         ...
 
     async def play(self, share: Share) -> list[Group]:

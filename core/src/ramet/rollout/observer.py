@@ -1,4 +1,4 @@
-"""The observer of rollouts while they run: `ramet play` prints what it hears."""
+"""The observer of rollouts while they run: `ramet play` prints its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call of the rollouts is to play and how, and the check that it was done.
+"""What one call of the rollouts runs and how, and the check that it was done.
 
 Training, validation and evaluation differ only in their plan.
 """
@@ -23,12 +23,11 @@ class RolloutPlan:
 
     `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
     apart: `train`, `valid`, `eval` or `greedy`. `tool_calls`: calls that a rollout may make of single tools; a further
-    one is answered with an error. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
-    measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: run only these of each
-    group's rollouts, by number, without forks; each has the seed that it has in the whole group.
-    `counted` False leaves these rollouts out of the metrics `rollout/…`: they belong to no step, or the caller counts
-    them. `kept` False: groups are given to `on_group` alone and the call returns none, so that they need not all be in
-    memory at once.
+    one is answered with an error. `step_deadline` False: `rollout.step_deadline_s` does not apply, since a measurement
+    may take as long as it takes. Every rollout keeps its own deadline. `roots`: run only these of each group's
+    rollouts, by number, without forks; each has the seed that it has in the complete group. `counted` False leaves
+    these rollouts out of the metrics `rollout/…`: they belong to no step, or the caller counts them. `kept` False: only
+    `on_group` gets the groups and the call returns none, so that they need not all be in memory at once.
     """
 
     group_size: int | None = None
@@ -86,12 +85,12 @@ class ResolvedPlan(RolloutPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """Tasks to play in one call, a whole step or a part of one; it pickles.
+    """Tasks to run in one call, a complete step or a part of one; it pickles.
 
     `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
 
-    What a worker gets of a step has the `names` of its tasks among all of the step's, and `deadline_s`, what is left of
-    `rollout.step_deadline_s` if the plan has it hold; over Ray the driver sets it.
+    A worker's part of a step has the `names` of its tasks among all of the step's, and `deadline_s`: the rest of
+    `rollout.step_deadline_s` if it applies. Over Ray the driver sets it.
     """
 
     tasks: Sequence[Task]
@@ -102,7 +101,7 @@ class RolloutRequest:
     deadline_s: float | None = None
 
     def task_names(self) -> list[str]:
-        """The tasks' part of rollout keys. A task that is in the step twice gets seeds of its own: its name counts."""
+        """The tasks' part of rollout keys. A task that is in the step twice gets different seeds: its name counts."""
         if self.names is not None:
             return list(self.names)
         seen: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """Stored prefixes: the beginnings of rollouts of earlier steps, from which a branch policy may start new ones.
 
 A group is kept as the record of its rollouts (`stored_group`), each up to where its last turn begins. Every place where
-a turn begins is a place where a new rollout may start (`prefixes_of`). What the policy sampled then is inserted text
-now: it has no log-probabilities, and nothing of it is trained again.
+a turn begins is a place where a new rollout may start (`prefixes_of`). Text that the policy sampled then is inserted
+text now: it has no log-probabilities, and nothing of it is trained again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StoredPrefix:
         return tuple(_turn_view(self, turn) for turn in range(self.source.turns))
 
     def begin(self, key: RolloutKey, prompt: Segment) -> LiveRollout:
-        """Return a new root that continues from here. All roots of a group hold the same prompt segment."""
+        """Return a new root that continues from here. All roots of a group share the same prompt segment."""
         rollout, segments = self.rollout, [prompt, *self.segments[1:]]
         live = LiveRollout(
             key=key,
@@ -83,7 +83,7 @@ class StoredPrefix:
 def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
     """What is kept of a group whose rewards differ; None if they do not, or no rollout had a second turn.
 
-    Masked rollouts and those that were left out are not kept. Rollouts stand alone: none is another one's fork.
+    Masked rollouts and those that were left out are not kept. Rollouts are independent: forks become roots.
     """
     if len({scored.reward for scored in group.valid}) < 2:
         return None
@@ -94,7 +94,7 @@ def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
 
 
 def n_stored_tokens(record: GroupRecord) -> int:
-    """Tokens that it holds; those that rollouts share once."""
+    """Number of its tokens; shared tokens count once."""
     segments = {id(s): s for scored in record.group.rollouts for s in scored.rollout.segments}
     return sum(len(segment) for segment in segments.values())
 

@@ -68,7 +68,7 @@ def messages_of(task: Task, system: str, rule: SystemPrompt, instruction: str = 
 
 
 def markup_in(prompt: Prompt, encoder: Encoder) -> int:
-    """How many special tokens of the chat template the prompt's own texts hold."""
+    """How many special tokens of the chat template are in the prompt's own texts."""
     return encoder.chat_markup(prompt.messages, prompt.tools)
 
 

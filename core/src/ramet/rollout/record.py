@@ -1,7 +1,7 @@
 """The record of a step on disk: one JSON line per group, the segment tree with everything that training used.
 
 A segment that rollouts share is written once per group and referred to by its index. Tool calls, infos and rewards of
-turns are a fork's own ones, the earlier ones are its parent's; those of a stored prefix are the rollout's. Token ids,
+turns are a fork's own; earlier ones are its parent's. Those from a stored prefix are the rollout's. Token ids,
 log-probabilities, entropies and advantages are base64 of little-endian int32 and float32. Reading gives back equal
 objects, with shared segments shared again.
 """
@@ -58,11 +58,11 @@ class GroupRecord:
     group: ScoredGroup
     advantages: Mapping[str, array[float]] = field(default_factory=dict)
     number: int | None = None  # of the group, in the order of admission (`train.staleness`)
-    greedy: tuple[float | None, ...] = ()  # the reward of its greedy rollout, None: masked; empty: none was played
+    greedy: tuple[float | None, ...] = ()  # the reward of its greedy rollout, None: masked; empty: no such rollout
 
 
 def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
-    """Write `.jsonl.gz`. The same records give the same bytes; the file appears whole or not at all."""
+    """Write `.jsonl.gz`. The same records give the same bytes; the file appears complete or not at all."""
     path = Path(path)
     with (
         open_atomic(path) as raw,
@@ -117,7 +117,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                     raise _bomb(str(path), most, size)
                 yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        logger.warning("%s is torn (%s): what follows the last whole line is left out", path, error)
+        logger.warning("%s is torn (%s): everything after the last complete line is left out", path, error)
 
 
 def _bomb(where: str, most: int, size: int) -> ConfigError:
@@ -199,7 +199,7 @@ def _rollout_data(
 
 
 def _fault_data(fault: Fault) -> dict[str, Any]:
-    """Hide secrets: what a client raises may quote its URL, with the key in it."""
+    """Hide secrets: a client's exception may quote its URL, with the key in it."""
     return {**asdict(fault), "message": hide(fault.message)}
 
 

@@ -1,7 +1,7 @@
 """Replay: a state that cannot be copied is opened again, and what happened to it before the fork point happens again.
 
 Tools get the recorded calls once more. An environment takes the recorded turns once more: its `generate` gives the text
-that the policy had written, and the calls that it makes are made again. The results must be those of the record.
+that the policy had written, and the calls that it makes are made again. The results must equal the recorded ones.
 """
 
 from __future__ import annotations

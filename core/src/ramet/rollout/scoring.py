@@ -75,7 +75,7 @@ class WeightedReward:
     multiplies: bool = False  # the sum of those that do not is multiplied by weight x value
     sources: frozenset[str] | None = None
     timeout_s: float = 600.0  # of one attempt
-    retries: int = 2  # after `InfraError` alone
+    retries: int = 2  # only after `InfraError`
     max_unjudged: float = 0.05  # share of a step's rollouts that it may fail to score
 
     def __str__(self) -> str:
@@ -133,7 +133,8 @@ class Scorer:
         return problems
 
     async def score(self, group: Group, *, leave_out: bool = True) -> ScoredGroup:
-        """`leave_out` False: what a reward leaves out of training (`Score.masked`) has its value as its reward.
+        """`leave_out` False: a rollout that a reward leaves out of training (`Score.masked`) keeps its value as its
+        reward.
 
         Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
         valid = tuple(rollout for rollout in group.valid if rollout.id not in group.scores)
@@ -168,7 +169,7 @@ class Scorer:
         )
 
     async def aclose(self) -> None:
-        """Let rewards that hold processes or connections end them. What that raises is logged."""
+        """Let rewards end their processes and connections. Exceptions are logged."""
         for weighted in self.rewards:
             await close_component(weighted.reward, f"reward {weighted.name} of plugin {weighted.plugin}")
 
@@ -253,7 +254,7 @@ def n_unjudged(groups: Iterable[ScoredGroup]) -> int:
 def check_failures(groups: Sequence[ScoredGroup], rewards: Sequence[WeightedReward]) -> None:
     """Raise if a reward failed on more than three rollouts and `max_unjudged` of what rewards were given.
 
-    `PluginError` if that was mostly a mistake in its code, which a resume would meet again, else `InfraError`.
+    `PluginError` if that was mostly a mistake in its code, which a resume would meet again, otherwise `InfraError`.
     """
     unjudged = [fault for fault in _faults(groups) if fault is not None and fault.where.startswith(UNJUDGED)]
     seen = len(unjudged) + sum(fault is None for fault in _faults(groups))
@@ -280,7 +281,7 @@ def _broken(reward: WeightedReward, task: Task, problem: str) -> PluginError:
 
 
 def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score | Fault:
-    """The score with all its numbers as finite floats. Raises `PluginError` for anything else."""
+    """The score with all its numbers as finite floats. Raises `PluginError` otherwise."""
     if value is None:
         return Fault(where=f"{UNJUDGED}{reward.name}", message="not judged")
     problem = score_problem(value, rollout)
@@ -306,7 +307,7 @@ def _float(value: object) -> float:
 def _merge(
     rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault], *, leave_out: bool
 ) -> ScoredRollout:
-    """Rewards for tokens are added as they are, with their weight: a multiplier is of the whole rollout."""
+    """Rewards for tokens are added as they are, with their weight: a multiplier applies to complete rollouts."""
     fault = next((s for s in scores if isinstance(s, Fault)), None)
     if fault is not None:
         return ScoredRollout(rollout=replace(rollout, fault=fault), reward=None)

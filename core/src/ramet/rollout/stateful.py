@@ -1,4 +1,4 @@
-"""Components that hold states of rollouts, and whether a branch policy can fork those."""
+"""Components with states of rollouts, and whether a branch policy can fork those."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatefulComponent:
-    """A tool or a rollout step that is `Stateful`. `timeout_s` None: the rollout's deadline alone bounds it."""
+    """A tool or a rollout step that is `Stateful`. `timeout_s` None: only the rollout's deadline bounds it."""
 
     name: str  # of the tool, or `ENVIRONMENT`
     owner: Stateful[Any]
@@ -31,7 +31,7 @@ class StatefulComponent:
 
 
 def is_stateful(component: object) -> bool:
-    """Whether it holds states of rollouts. A set of tools has an `open` too, of another kind, and no `forks`."""
+    """Whether it has states of rollouts. A set of tools has an `open` too, of another kind, and no `forks`."""
     return hasattr(component, "forks")
 
 
@@ -41,7 +41,7 @@ def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
 
 
 def tool_components(tools: Mapping[str, tuple[Tool, ToolConfig]]) -> tuple[StatefulComponent, ...]:
-    """Return the tools that hold states; tools that share an owner are one component, named by the first."""
+    """Return the tools with states; tools that share an owner are one component, named by the first."""
     components: dict[int, StatefulComponent] = {}
     for name, (tool, config) in tools.items():
         owner = getattr(tool, "state_owner", tool if is_stateful(tool) else None)
@@ -78,7 +78,7 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
     if tools and any(component.name == ENVIRONMENT and component.owner.forks == "replay" for component in components):
         problems.append(
             "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
-            f"cannot use tools that hold states: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
+            f"cannot use tools with states: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
         )
     return problems
 

@@ -1,9 +1,9 @@
-"""States of tools and environments: each rollout has its own, a fork begins with that of its fork point.
+"""States of tools and environments: each rollout has its own, a fork begins with the state at its fork point.
 
-docs/environments.md says how a component copies or replays one.
-A fork is decided while its parent continues, so before a parent's state is used in a turn, a copy is kept of it as it
-was at the beginning of that turn, as long as forks may still come. A fork copies from there, or from the state itself
-if it has not been used since. What nothing can need any more is closed at once, and everything when the group ends.
+docs/environments.md says how a component copies or replays one. A fork is decided while its parent continues. So before
+a turn uses a parent's state, a copy from the beginning of that turn is kept, as long as forks may still come. A fork
+copies from there, or from the state itself if it has not been used since. States that nothing can need any more are
+closed at once, and all when the group ends.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class States:
         return live.states[self._of[name]].calls
 
     def begin(self, live: LiveRollout) -> None:
-        """A rollout begins. A root opens its states when it needs them; of a fork, those of its fork point are kept for
-        it from now on.
+        """Begin a rollout. A root opens its states when it needs them. For a fork, the states of its fork point are
+        kept from now on.
         """
         if live.parent is None:
             live.states = {component.name: HeldState(component, newest=live.turn) for component in self._components}
@@ -108,7 +108,7 @@ class States:
     async def use(self, live: LiveRollout, name: str, environment: Any = None) -> Any:
         """The state for a use in the rollout's current turn, opened if need be. Raises `StateFailed`.
 
-        `environment` is that of the rollout, for tools whose calls have to be replayed.
+        `environment`: the rollout's, for tools whose calls have to be replayed.
         """
         held = live.states[self._of[name]]
         async with held.lock:
@@ -205,7 +205,7 @@ class States:
     async def _make(
         self, live: LiveRollout, component: StatefulComponent, what: str, work: Coroutine[Any, Any, Any]
     ) -> Any:
-        """The state that `open` or `fork` gives, in a task of its own, which is waited for only as long as allowed."""
+        """The state that `open` or `fork` gives, in a separate task, which is waited for only as long as allowed."""
         name, task = component.name, asyncio.create_task(self._checked(component, what, work))
         try:
             with self._watchdog.wait(f"{what} of state:{name} rollout {live.key}"):
@@ -261,7 +261,7 @@ class States:
 
 
 def _forked(parent: HeldState, turn: int) -> HeldState:
-    """What a fork at the beginning of `turn` holds. What its parent had not opened by then it opens itself."""
+    """The state of a fork at the beginning of `turn`. If its parent had none open by then, the fork opens one."""
     held = HeldState(parent.component, newest=turn)
     was_open = parent.opened_in is not None and parent.opened_in < turn
     if parent.component.owner.forks == "copy" and was_open:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class TurnRecord:
-    """What is kept of one turn. Forks copy those of their shared turns: `split` moves the starts of each path."""
+    """Data of one turn. Forks copy the data of their shared turns: `split` moves the starts of each path."""
 
     start: int  # segments in front of it
     thread: int = 0  # the one of the rollout's threads that it belongs to
@@ -53,7 +53,7 @@ class LiveRollout:
     key: RolloutKey
     path: BranchPath
     segments: list[Segment]
-    token_ids: array[int]  # all segments' ids joined: what the engine is asked to continue
+    token_ids: array[int]  # all segments' ids joined: the engine's prompt
     n_prompt_tokens: int
     turns: list[TurnRecord]  # those that began
     parent: LiveRollout | None = None
@@ -152,8 +152,8 @@ class LiveRollout:
         )
 
     def cut(self, turn: int) -> None:
-        """End it as PRUNED, as it was at the beginning of `turn`; in the turn that it began with, as it began: a root
-        with the prompt alone, whether an environment has given its first observation or not, a fork at its fork point.
+        """End it as PRUNED, as it was at the beginning of `turn`. In the turn that it began with, as it began: a root
+        with only the prompt (whether or not an environment has given its first observation), a fork at its fork point.
         """
         before = self.until(turn)
         if turn == (self.fork_turn or 0):
@@ -173,7 +173,7 @@ class LiveRollout:
         self.turns[-1].info, self.turns[-1].reward = _as_json(info), reward
 
     def record_end(self, info: Mapping[str, Any], reward: float | None) -> None:
-        """Merge the info and the reward that it gave for the rollout's end into those of the last turn."""
+        """Merge the info and the reward that it gave for the rollout's end into the last turn's."""
         last = self.turns[-1]
         last.info = {**(last.info or {}), **_as_json(info)}
         if reward is not None:
@@ -224,7 +224,7 @@ def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(rollouts: Iterable[LiveRollout], owner: LiveRollout, turn: int, token: int, encoder: Encoder) -> None:
-    """Let a segment end after `token` sampled tokens of a turn of `owner`, in all `rollouts` that hold it.
+    """Let a segment end after `token` sampled tokens of a turn of `owner`, in all `rollouts` that share it.
 
     A shared segment has the same index in each of them.
     """
@@ -272,7 +272,7 @@ def n_decoded(ids: array[int], text: str, encoder: Encoder) -> int:
 
 
 def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
-    """A root: nothing but the prompt. All roots of a group hold the same prompt segment."""
+    """A root: only the prompt. All roots of a group share the same prompt segment."""
     return LiveRollout(
         key=key,
         path=(int(key.path),),

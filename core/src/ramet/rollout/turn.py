@@ -1,4 +1,4 @@
-"""One turn of one rollout: what a rollout step may do in it, generate once and call tools, and what becomes of it.
+"""One turn of one rollout: a rollout step may generate once and call tools; results and failures of both.
 
 The core keeps the token ids, and here it keeps the limits of tokens, turns and calls, whatever the step does.
 """
@@ -98,7 +98,7 @@ class RolloutTurn:
             self._is_over = True
             end_if_pruned(self.live)
             return False
-        # Whatever a step makes of `CallLimit`: what the model writes must not decide that its rollout is masked.
+        # Even if a step changes `CallLimit`: the model's text must not decide that its rollout is masked.
         at_limit = (
             self._is_over_limit and isinstance(error, Exception) and not isinstance(error, PluginError | ConfigError)
         )
@@ -167,7 +167,7 @@ class RolloutTurn:
         return remaining if limit is None else min(remaining, max(0, limit - self._n_begun(tool)))
 
     def _n_begun(self, tool: str) -> int:
-        """Calls of this tool, those of this turn included."""
+        """Calls of this tool, this turn's included."""
         earlier = [call.name for turn in self.live.turns[:-1] for call in turn.calls]
         return earlier.count(tool) + self._begun.count(tool)
 
@@ -249,7 +249,7 @@ class RolloutTurn:
         if states is not None and (context.task.schemas is not None or call.name not in states):
             states = None  # a tool that the row describes has none, whatever it is called
         try:
-            # One after the other, in their order: what a state becomes must not depend on which call is faster.
+            # One after the other, in their order: a state must not depend on which call is faster.
             async with nullcontext() if states is None else states.in_order(live, call.name):
                 call = ToolCall(
                     name=call.name,

@@ -1,7 +1,7 @@
 """Every wait has a name, and the oldest one is printed when it takes too long.
 
-A thread of its own does the printing, so it also works while a tool blocks the event loop: it then names the line, and
-after a second already, since no rollout can continue.
+A separate thread prints, so it also works while a tool blocks the event loop. It then names the line, after one second
+already, since no rollout can continue.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Watchdog:
             return
         warned_at[function_of(where)] = now
         line = f" in {where}" if where else ""
-        logger.warning("the event loop has been blocked for %.1f s%s: nothing else can run meanwhile", stuck_s, line)
+        logger.warning("the event loop has been blocked for %.1f s%s: no rollout can continue meanwhile", stuck_s, line)
 
     def _current(self) -> list[tuple[Wait, float]]:
         """Copy the waits. The loop's thread may enter or leave one in the midst of it; then they are copied again."""

@@ -1,8 +1,8 @@
 """The rollout worker: tasks in, groups out. Training, validation and evaluation all come through here.
 
-It runs in one event loop with its engine. Groups are admitted while their whole budget fits
-`rollout.max_concurrent`; the bound also holds for the prefixes that the engine keeps for them, since a rollout leaves
-only when its prefix may go.
+It runs in one event loop with its engine. Groups are admitted while their complete budget fits
+`rollout.max_concurrent`. The bound also covers the prefixes that the engine keeps for them, since a rollout leaves only
+when its prefix may go.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class RolloutWorker:
         versions: Versions | None = None,
     ) -> list[Group]:
         """Run all tasks; groups in their order, none if the plan keeps none. `on_group` is called for each as soon as
-        it is complete. `versions`: of the weights that may sample, else a rollout is masked; None: any.
+        it is complete. `versions`: of the weights that may sample, otherwise a rollout is masked; None: any.
 
-        Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
-        everything else masks the rollouts that it hit.
+        Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`; all
+        other failures mask the rollouts that they hit.
         """
         plan = request.plan.resolved(self.config)
         raise_all(
@@ -234,7 +234,7 @@ class RolloutWorker:
         return self._progress.progress()
 
     def take_tool_stats(self) -> dict[str, ToolStats]:
-        """What each tool did since the last call, to be added to that of other workers."""
+        """Counts of each tool since the last call, to be added to those from other workers."""
         return {name: runner.take_stats() for name, runner in self.tools.items()}
 
     async def close(self) -> None:
@@ -245,7 +245,7 @@ class RolloutWorker:
 class Admission:
     """How many rollouts are running at once: first come, first served. A large group is not overtaken by smaller ones.
 
-    A group enters as a whole and leaves rollout by rollout.
+    A group enters at once and leaves rollout by rollout.
     """
 
     def __init__(self, capacity: int) -> None:

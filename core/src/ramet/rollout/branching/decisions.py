@@ -37,7 +37,7 @@ def ask(
 ) -> list[BranchAction]:
     """What the policy wants done. Raises `PluginError` naming it if it fails or asks for what cannot be.
 
-    `stateful`: rollouts hold states, of which only those of the newest turn are kept without `Need.EARLIER_TURNS`.
+    `stateful`: rollouts have states. Without `Need.EARLIER_TURNS` only the states of the newest turn are kept.
     """
     name = f"branch policy {origin(policy)}"
     try:
@@ -51,7 +51,7 @@ def ask(
         raise failed(error, name, f" on {_shown(event)}") from error
     known_actions = [action for action in actions if isinstance(action, ACTIONS)]
     strange = [f"{action!r:.80}" for action in actions if not isinstance(action, ACTIONS)]
-    problems = [f"{text} is no branch action" for text in strange] or _problems(known_actions, view)
+    problems = [f"{text} is not a branch action" for text in strange] or _problems(known_actions, view)
     if not problems and stateful and Need.EARLIER_TURNS not in policy_needs(policy):
         problems = [problem for action in known_actions if (problem := _earlier_turn(action, view))]
     if problems:
@@ -159,5 +159,5 @@ def _earlier_turn(action: BranchAction, view: GroupView) -> str | None:
         return None
     return (
         f"{action}: turn {action.turn} is before the newest of rollout {action.rollout}, {newest}, and tools or "
-        "environment hold a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS"
+        "environment have a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS"
     )

@@ -40,8 +40,8 @@ class RolloutEvent:
 def turn_ended(live: LiveRollout, turn: int, phase: Phase, *, summary: bool, entropies: bool) -> RolloutEvent:
     """A turn is over: the next one begins, or the rollout ended.
 
-    `summary` False leaves out what happened in it, where no policy is asked; `entropies` those of all its tokens, which
-    of a long turn are many.
+    `summary` False leaves out the turn's content, for when no policy is asked. `entropies` False leaves out its
+    entropies, which are many for a long turn.
     """
     stop = live.stop_reason if phase is Phase.END else None
     if not summary:

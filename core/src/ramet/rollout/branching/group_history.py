@@ -1,7 +1,7 @@
 """The history of a group, as branch policies see it, kept up to date event by event.
 
-The history holds only what was decided upon: in logical order a view holds nothing that is logically later, however far
-the rollouts themselves have come. Views of single rollouts are kept until something in them changes.
+The history contains only decided events: a view has nothing that is later in logical order, however far the rollouts
+themselves have come. Views of single rollouts are kept until something in them changes.
 """
 
 from __future__ import annotations

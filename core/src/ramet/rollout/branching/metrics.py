@@ -68,7 +68,7 @@ def first_entropies(rollouts: Iterable[Rollout], k: int) -> list[FirstEntropies]
 
 
 def turns_of(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segment]]]:
-    """The sampled segments of each turn once, however many rollouts share it, with one that holds it.
+    """The sampled segments of each turn once, however many rollouts share it, with one of these rollouts.
 
     Updates in flight and forks at tokens cut turns into several segments.
     """

@@ -1,14 +1,14 @@
 """The branch policy `shuffled`: a policy under test that sees, of each turn, the entropies of another turn.
 
 It is the control of policies that choose turns by entropy. The wrapped policy keeps its rule, its options and its
-budget, and the entropies of a depth stay those that were sampled there, so it makes as many forks as deep as before.
-Which turn of a depth it forks is left to chance. A turn's depth is the number of tool results before it. Nothing forks
-first turns; a policy may compare with them, so with a turn's entropies it sees those of the first turn before them.
+budget. The entropies of a depth stay at that depth, so it makes as many forks, as deep as before. Which turn of a depth
+it forks is random. A turn's depth is the number of tool results before it. First turns are never forked. A policy may
+compare with them, so each turn's entropies come with the entropies of the first turn before them.
 
-A policy that decides on a turn as soon as its first tokens are there is asked about the first turn of a depth when the
-second arrives, each with the entropies of the other; later ones have those of one drawn from all before. A turn that
-stays alone at its depth is not forked. A policy that decides later (`Need.EARLIER_TURNS`) sees the turns of each depth
-in another order at every event; one that is alone by then keeps its own.
+Some policies decide on a turn as soon as its first tokens are there. They are asked about the first turn of a depth
+when the second arrives, each with the entropies of the other. Later turns get the entropies of a turn drawn from all
+before. The only turn of a depth is not forked. A policy that decides later (`Need.EARLIER_TURNS`) sees the turns of
+each depth in another order at every event; an only turn then keeps its entropies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Shuffled:
         self.policy = branch_policy_named(config.policy, config.params, key="branch_policy.params.params")
         if rollout_method(self.policy) is not None:
             raise ConfigError(
-                f"branch_policy.params.policy: {config.policy} plays rollouts by a method of its own, which cannot be "
+                f"branch_policy.params.policy: {config.policy} has its own rollout method, which cannot be "
                 "shuffled; choose a policy that is asked event by event, such as arpo or aepo"
             )
         needs = policy_needs(self.policy)
@@ -70,10 +70,10 @@ class Shuffled:
     def _ask(
         self, place: Place, other: Place, entropies: Entropies, group: GroupView, rng: Random
     ) -> Sequence[BranchAction]:
-        """What the policy answers where the first tokens of `place` have these `entropies`, those of `other`.
+        """Actions of the policy if the first tokens of `place` have these `entropies`, taken from `other`.
 
-        Its root's first turn has those of the other's root: a policy that compares the two would else see changes that
-        no rollout has, and fork more or less often than by itself.
+        Its root's first turn gets the entropies of the other's root. Otherwise a policy that compares the two would see
+        changes that no rollout has, and fork more or less often than unwrapped.
         """
         rollout, turn = place
         if not group.rollout(rollout).valid:
@@ -84,7 +84,7 @@ class Shuffled:
 
 
 def _sampled(group: GroupView, depth: int) -> list[Place]:
-    """The turns of this depth that a policy may decide on. What a fork begins with is the place of its parent."""
+    """The turns of this depth that a policy may decide on. The turns that a fork begins with count for its parent."""
     return [
         (view.id, depth)
         for view in group.rollouts

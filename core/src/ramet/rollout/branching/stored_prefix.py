@@ -1,11 +1,11 @@
 """The branch policy `stored_prefix`: a group continues from where an earlier one of its task could turn out either way.
 
 With the chosen probability all rollouts of a group start from one stored prefix, drawn evenly from the task's newest
-group whose rewards differed; otherwise, and while nothing is stored of the task, from the prompt. A group never mixes
-the two: an estimator compares the rollouts of a group, and those of different beginnings differ by more than by what
-is trained.
+group whose rewards differed. Otherwise, and while nothing is stored of the task, they start from the prompt. A group
+never mixes the two: an estimator compares the rollouts of a group, and different beginnings would count as differences
+of the trained part.
 
-Prefix Sampling (arXiv 2605.05112) starts rollouts from stored prefixes; how one is drawn is ours.
+Prefix Sampling (arXiv 2605.05112) starts rollouts from stored prefixes; the way of drawing one is Ramet's.
 """
 
 from __future__ import annotations

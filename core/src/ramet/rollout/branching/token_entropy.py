@@ -1,8 +1,8 @@
 """The branch policy `token_entropy`: a fork at the most uncertain token of a turn.
 
 Some rollouts start from the prompt. Whenever a turn has ended, its sampled token with the highest entropy is looked up;
-if that is at least `min_entropy`, the rollout is forked there: the fork shares all tokens before it and samples this
-one again. A rollout is forked at most `max_forks` times, so that the first to end do not use up the budget. What is
+If that is at least `min_entropy`, the rollout is forked there: the fork shares all earlier tokens and samples this one
+again. A rollout is forked at most `max_forks` times, so that the first to end do not use up the budget. Budget that is
 left when everything has finished starts from the prompt.
 
 TreeRL (arXiv 2506.11902, §3.2) forks at the most uncertain tokens of finished rollouts, APPO (arXiv 2606.12384) at any

@@ -1,9 +1,9 @@
 """The branch policy `tree_grpo`: trees that grow in rounds from random turns (Ji et al., arXiv 2509.21240).
 
 M rollouts start from the prompt. Whenever all of a group's rollouts have finished and budget is left, every tree is
-expanded at N of its turns, drawn at random from all that have one after them: the fork begins after the tool result of
-the drawn turn. So a group with M trees and L rounds has M (1 + L N) rollouts; the budget says L, and the last round may
-be smaller. A tree of a single turn has nothing to expand: its share starts from the prompt, as a new tree.
+expanded at N of its turns. They are drawn at random from all turns but the last ones. The fork begins after the tool
+result of the drawn turn. So a group with M trees and L rounds has M (1 + L N) rollouts; the budget says L, and the last
+round may be smaller. A tree of a single turn has nothing to expand: its share starts from the prompt, as a new tree.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TreeExpansion:
 
 
 def _expandable(view: RolloutView) -> list[Fork]:
-    """The forks after each of a rollout's own turns but the last. What it shares with its parent is the parent's."""
+    """The forks after each of a rollout's own turns but the last. Shared turns belong to its parent."""
     if not view.valid:
         return []
     return [Fork(rollout=view.id, turn=turn) for turn in range((view.fork_turn or 0) + 1, len(view.turns))]

@@ -6,7 +6,7 @@ beginning, turns that were not forked before first. The rest of the budget is di
 without any failed rollout that called a tool starts from the prompt instead, so the budget is always used.
 
 Post-hoc forks of failed paths: DEEP-GRPO (arXiv 2602.14169) resamples pivots of failed paths, BranPO (arXiv 2602.03719)
-contrasts their suffixes. The choice of the turn by its entropy is ours.
+contrasts their suffixes. The choice of the turn by its entropy is Ramet's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The rollout step `hermes`: the model calls tools by JSON, in the form of its own chat template.
 
 The template describes the tools (`tools=`) and wraps what they return (messages of role `tool`); this step reads the
-calls. A turn is a whole message. Its calls run at the same time, and their results are inserted in the order of the
+calls. A turn is a complete message. Its calls run at the same time, and their results are inserted in the order of the
 calls. A message without a call is the answer, and ends the rollout.
 
-What was sampled is never tokenised again: after it comes what the template puts after an assistant's message
-(`StepContext.render`), and nothing else. What the model gets wrong comes back to it as the result of that call.
+Sampled tokens are never tokenised again. After them comes only the template's text after an assistant's message
+(`StepContext.render`). The model gets its mistakes back as the result of that call.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 * `json` (Llama 3.1): the message is one object with `name` and `parameters`, perhaps after `<|python_tag|>`; several
   are separated by semicolons.
 
-What is wrong with a call is said to the model in fixed English; it is no error of ours.
+The model gets problems of its calls as fixed English texts; they are not infrastructure failures.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def example(form: str) -> str:
 
 
 def message_of(text: str) -> str:
-    """What of a turn's text is its message: what follows the reasoning, or, if that never ends, precedes it.
+    """The message in a turn's text: the part after the reasoning, or, if that never ends, before it.
 
-    A call's JSON may hold these tags, as code that looks for them does; they are part of that text.
+    A call's JSON may contain these tags, as code that looks for them does; they are part of that text.
     """
     blank = _without_arguments(text)
     start = blank.rfind(_END) + len(_END) if _END in blank else 0
@@ -79,7 +79,7 @@ def _without_arguments(text: str) -> str:
 
 
 def find_calls(text: str, form: str) -> list[Found]:
-    """The calls of a turn in order; none in its reasoning. `auto` reads `json` where there is no `<tool_call>`."""
+    """The calls of a turn in order; none in its reasoning. `auto` reads `json` if the turn has no `<tool_call>`."""
     message = message_of(text)
     if form == "tool_call" or (form == "auto" and OPENING in message):
         return _between_tags(message)
@@ -97,7 +97,7 @@ def _between_tags(message: str) -> list[Found]:
 
 
 def _tagged(message: str, start: int) -> tuple[Found, int]:
-    """The call that begins at `start`, and its end. Its JSON says where it ends: a text in it may hold tags."""
+    """The call that begins at `start`, and its end. Its JSON says where it ends: a text in it may contain tags."""
     value, end = _decoded(message, start)
     close = message.find(CLOSING, start if isinstance(value, MalformedCall) else end)
     if isinstance(value, MalformedCall):

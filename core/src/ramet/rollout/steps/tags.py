@@ -1,8 +1,8 @@
 """The rollout step `tags`: the model thinks, calls tools and answers between tags.
 
 A turn samples until the closing tag of a tool or of the answer. The call is looked for only in what the policy sampled
-in this turn, so no example in the prompt and no tool result can ever be executed. What the model gets wrong (empty
-call, closing tag without an opening one, bad JSON) comes back to it as a result, and the rollout continues.
+in this turn, so no example in the prompt and no tool result can ever be executed. The model gets its mistakes (empty
+call, closing tag without an opening one, bad JSON) back as a result, and the rollout continues.
 
 A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the
 task's system message names and that this rollout does not have. The model is given a text on that, and what it wrote is
@@ -68,7 +68,7 @@ class Tags:
 
     def __init__(self, config: TagsConfig) -> None:
         self.config = config
-        # A result that spells these could seem to end itself, or to hold the model's answer.
+        # A result that spells these could seem to end itself, or to contain the model's answer.
         self._forged = re.compile(rf"<(?=/?(?:{re.escape(config.result)}|{re.escape(config.answer)})>)")
         tag = re.escape(config.result)
         self._opening = re.compile(rf"(</([^<>/\s]+)>|<{tag}>)(\s*<{tag}>\n?)")  # of a result block, after a tag
@@ -152,7 +152,7 @@ class Tags:
 
     def foreign_tags(self, messages: Sequence[Message], tools: Sequence[str]) -> list[str]:
         """Names of the tags that a prompt shows in pairs and that are neither the step's, nor of one of `tools`, nor in
-        `other_tags`. What a user's message writes in HTML is its subject and names no tool.
+        `other_tags`. HTML tags in a user's message are its subject and name no tool.
         """
         known_tags = {self.config.think, self.config.result, self.config.answer, *self.config.other_tags, *tools}
         named = (
@@ -165,7 +165,7 @@ class Tags:
 
     def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
         """A result block is inserted right after a tool's closing tag, and where a rollout informs the model that it
-        broke the format; everything else is what the policy writes.
+        broke the format. The policy writes the rest.
         """
         return list(self._parts(text, tools))
 

@@ -3,8 +3,8 @@
 A trace that breaks the format is cut wrongly into what is trained and what is masked, and nothing would show it: a
 result that is never closed reaches to the end of the next one.
 
-Reasoning may hold calls and their results. The content of a call, an answer or a result is no markup: it may hold any
-text but the tags at which the turn of a rollout ends.
+Reasoning may contain calls and their results. The content of a call, an answer or a result is not markup: it may be any
+text without the tags at which the turn of a rollout ends.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class TraceCheck:
 
 @runtime_checkable
 class ChecksTraces(TraceReader, Protocol):
-    """A rollout step that finds malformed traces besides reading them."""
+    """A rollout step that also finds malformed traces."""
 
     def check_trace(self, text: str, tools: Sequence[str]) -> TraceCheck:
-        """Check a whole reply, results included. It may call other tools than `tools`."""
+        """Check a complete reply, results included. It may call other tools than `tools`."""
         ...
 
 

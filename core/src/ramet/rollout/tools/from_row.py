@@ -1,7 +1,7 @@
 """The tool `from_row`: answers calls of the tools that a task's row describes, without running anything.
 
-For tasks of function calling, whose rewards compare the calls. What a call returns is in the row, or is always the
-same text.
+For tasks of function calling, whose rewards compare the calls. Results of calls are in the row, or always the same
+text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FromRow:
         return ToolResult(text=result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
 
     def _result(self, results: Any, call: ToolCall) -> Any:
-        """What the row says, by the tool's name, or as a list of calls with their results; else the default."""
+        """The row's result, by the tool's name, or in a list of calls with their results; otherwise the default."""
         if isinstance(results, Mapping):
             results = [{"name": name, "result": result} for name, result in results.items()]
         for one in results if isinstance(results, list) else ():
@@ -52,8 +52,8 @@ class FromRow:
 
 
 def _is_of(arguments: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a result that the row has for these arguments, perhaps as JSON text, is that of a call. None: of any; a
-    null counts as not given: parquet fills the keys that other rows have with them.
+    """Whether the row's result for these arguments (perhaps JSON text) belongs to a call. None: to any call. A null
+    counts as not given: parquet fills the keys of other rows with them.
     """
     if arguments is None:
         return True

@@ -1,8 +1,8 @@
 """MCP servers as tool sets: one entry of the configuration is one server, and all its tools become tools.
 
 The official client library speaks the protocol (modelcontextprotocol.io); it is imported when a server is opened. A
-server that has ended is started again by the next call. What the server calls an error of a tool (`isError`), and
-arguments that it refuses, are text for the model; whatever happens to the connection is infrastructure.
+server that has ended is started again by the next call. Errors of a tool (`isError`) and arguments that the server
+refuses are text for the model; failures of the connection are infrastructure failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_INSTALLED = "the package 'mcp' is not installed; install it with: pip instal
 
 
 class McpServer:
-    """`ToolSet`. With `state=shared` one connection serves all rollouts of a worker, else each has its own."""
+    """`ToolSet`. With `state=shared` one connection serves all rollouts of a worker, otherwise each has its own."""
 
     def __init__(self, config: McpConfig) -> None:
         self.config = config
@@ -176,7 +176,7 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(result: Any) -> str:
-    """Texts of a result one below the other; what is no text is named by its kind."""
+    """Texts of a result one below the other; other content is named by its kind."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]

@@ -36,7 +36,7 @@ class McpRefusal(Exception):
 
 
 class McpConnection:
-    """Connection that a task of its own holds open: the client library must close in the task in which it opened."""
+    """Connection that a separate task keeps open: the client library must close in the task in which it opened."""
 
     def __init__(self, config: McpConfig) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class McpConnection:
 
     @classmethod
     async def open(cls, config: McpConfig) -> McpConnection:
-        """Raises `McpFailure` if there is no answer within `connect_timeout_s`, `ImportError` without the library."""
+        """Raises `McpFailure` without an answer within `connect_timeout_s`, `ImportError` without the library."""
         connection = cls(config)
         try:
             async with asyncio.timeout(config.connect_timeout_s):
@@ -160,7 +160,7 @@ class McpConnection:
             self._ready.set_exception(error)
 
     async def _transport(self, stack: AsyncExitStack, said: _LastWords) -> AbstractAsyncContextManager[Any]:
-        """A server over stdio gets no variables of this process but those of `env`, and the few that programs need."""
+        """A server over stdio gets no variables of this process but `env`, and the few that programs need."""
         config = self._config
         if config.url is None:
             mcp, stdio = (importlib.import_module(name) for name in ("mcp", "mcp.client.stdio"))

@@ -39,8 +39,8 @@ def unread(error: Exception) -> tuple[Any, str]:
 
 
 def without_output_schemas(message: Any) -> None:
-    """Take from a list of tools what they promise of their results: the client library checks each result against it
-    in the event loop, and a pattern such as `(a+)+$` holds that up without end. Models read the text alone."""
+    """Remove the output schemas from a list of tools. The client library checks each result against them in the event
+    loop, and a pattern such as `(a+)+$` blocks that without end. Models read only the text."""
     listed = getattr(message.message, "result", {}).get("tools")
     for tool in listed if isinstance(listed, list) else ():
         if isinstance(tool, dict):
@@ -71,8 +71,8 @@ async def bound(response: Any) -> None:
 
 
 class _Lines(codecs.IncrementalDecoder):
-    """UTF-8 with replacements. Of a line of more than `MAX_LINE` characters the rest is left out, so that none fills
-    the memory; it is then not a message.
+    """UTF-8 with replacements. Lines are cut at `MAX_LINE` characters, so that none fills the memory; a cut line is not
+    a message.
     """
 
     def __init__(self, errors: str = "replace") -> None:

@@ -1,8 +1,8 @@
 """Runs one tool for rollouts, so that a tool need not know of time-outs, retries, limits, sharing or metrics.
 
-Whose fault it is decides: `ToolError` (and a result with `error`) is the model's and goes back to it, as arguments do
-that do not fit the tool's schema; a time-out, an `InfraError` or any other exception is ours, is retried (unless the
-tool must not run twice) and then masks the rollout.
+The model gets its own mistakes back: `ToolError`, a result with `error`, and arguments that do not fit the tool's
+schema. A time-out, an `InfraError` or any other exception is an infrastructure failure. The call is retried (unless the
+tool must not run twice); then the rollout is masked.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ToolRunner:
         self._encoder = encoder
         self._watchdog = watchdog
         self._slots = asyncio.Semaphore(config.concurrency if tool.schema.concurrent else 1)
-        self._running = set[asyncio.Task[Any]]()  # the loop holds tasks weakly
+        self._running = set[asyncio.Task[Any]]()  # the loop has only weak references to tasks
         self._flights = SingleFlight[CallEnd]()
         has_state = hasattr(tool, "forks") or hasattr(tool, "state_owner")
         self._shares = self.schema.deterministic and not has_state
@@ -237,7 +237,7 @@ class ToolRunner:
         )
 
     async def _call(self, call: ToolCall) -> ToolResult:
-        """Call the tool; what it raises is turned into one of the four errors."""
+        """Call the tool and turn its exceptions into one of the four errors."""
         try:
             result: object = await self.tool(call)
         except (ToolError, InfraError, PluginError):
@@ -324,7 +324,7 @@ class ToolRunner:
 
 def _json(metadata: object, name: str) -> Mapping[str, Any]:
     """Copy it as the record on disk gives it back, so that the tool may continue with its own."""
-    problem = f"tool {name!r} returned metadata that is no JSON object"
+    problem = f"tool {name!r} returned metadata that is not a JSON object"
     if not isinstance(metadata, Mapping):
         raise PluginError(f"{problem}: it is a {type(metadata).__name__}, not a mapping")
     if not metadata:

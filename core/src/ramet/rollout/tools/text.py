@@ -1,7 +1,7 @@
-"""What passes between the model and a tool: the model's arguments, checked, and the tool's text, fit for the model.
+"""Texts between the model and a tool: the model's arguments, checked, and the tool's text, fit for the model.
 
-Of JSON schema, required and known names, types and enumerations are checked. A text has no control characters, and no
-more tokens than allowed.
+Checked parts of the JSON schema: required and known names, types and enumerations. A text has no control characters,
+and no more tokens than allowed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def argument_problem(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | 
 
 
 def _problems(name: str, value: Any, spec: Mapping[str, Any]) -> list[str]:
-    """What is wrong by the schema of an argument. Types and lists that are not those of JSON schema allow anything."""
+    """Problem of a value by the schema of its argument.
+
+    Types and lists that JSON schema does not have allow anything.
+    """
     allowed, choices = spec.get("type"), spec.get("enum")
     types = [allowed] if isinstance(allowed, str) else allowed if isinstance(allowed, list | tuple) else []
     known = [kind for kind in types if isinstance(kind, str) and kind in _IS]
