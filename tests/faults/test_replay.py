@@ -33,7 +33,7 @@ def test_the_replay_of_a_run_ends_with_its_parameters(workspace, name, keys, cap
     with caplog.at_level("INFO", logger="ramet"):
         found = run(first, [f"run.name={name}_again", "trackers=[jsonl]"])
     assert (found.steps, found.difference) == (3, 0.0)
-    assert f"after 3 steps the parameters are those of {first}/checkpoints/step_000003, to the bit" in caplog.messages
+    assert f"after 3 steps the parameters equal {first}/checkpoints/step_000003, to the bit" in caplog.messages
     assert files(found.model)["model.safetensors"] == files(first / "model")["model.safetensors"]
     assert files(found.run / "rollouts") == files(first / "rollouts")
     losses = [[line["train/loss"] for line in workspace.metrics(one)] for one in (name, f"{name}_again")]
@@ -58,7 +58,7 @@ def small(workspace):
 def test_what_would_make_other_updates_is_refused_and_nothing_is_written(workspace, small):
     with pytest.raises(ConfigErrors) as caught:
         run(small, ["run.name=other", "policy.lr=0.002", "train.epochs=2"])
-    told = f"the updates would be others than those of {small}: undo it, or set run.allow_config_change=true"
+    told = f"the updates would differ from {small}: undo it, or set run.allow_config_change=true"
     assert caught.value.problems == [f"policy.lr was 0.001, is 0.002; {told}", f"train.epochs was 1, is 2; {told}"]
     assert not (workspace.runs / "other").exists()
 
@@ -66,7 +66,7 @@ def test_what_would_make_other_updates_is_refused_and_nothing_is_written(workspa
 def test_with_permission_the_difference_is_told(workspace, small, caplog):
     found = run(small, ["run.name=permitted", "policy.lr=0.002", "run.allow_config_change=true"])
     assert found.difference > 0
-    expected = f"after 1 steps the parameters differ from those of {small}/checkpoints/step_000001 by at most "
+    expected = f"after 1 steps the parameters differ from {small}/checkpoints/step_000001 by at most "
     assert any(message.startswith(expected) for message in caplog.messages)
 
 

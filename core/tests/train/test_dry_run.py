@@ -20,17 +20,17 @@ from ramet.train.dry_run import engine_in_words, staleness_in_words
         (TrainConfig(), ""),
         (
             TrainConfig(staleness=1, tis_cap=5.0),
-            "groups of the next step play during the update, with weights at most 1 update old; their importance "
+            "groups of the next step run during the update, with weights at most 1 update old; their importance "
             "weights are cut at train.tis_cap=5.0",
         ),
         (
             TrainConfig(staleness=2),
-            "groups of the next 2 steps play during the update, with weights at most 2 updates old; their importance "
+            "groups of the next 2 steps run during the update, with weights at most 2 updates old; their importance "
             "weights are cut at train.tis_cap=2.0",
         ),
         (
             TrainConfig(staleness=1, tis_cap=None, old_logprobs=OldLogprobs.ENGINE),
-            "groups of the next step play during the update, with weights at most 1 update old; their importance "
+            "groups of the next step run during the update, with weights at most 1 update old; their importance "
             "weights are the loss's ratios",
         ),
     ],

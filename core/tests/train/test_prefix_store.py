@@ -131,7 +131,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         store.load(tmp_path)
     assert str(raised.value).startswith(
-        f"{tmp_path / 'prefixes.json'}: not what a run writes beside its stored prefixes: Expecting property name"
+        f"{tmp_path / 'prefixes.json'}: not written by a run with its stored prefixes: Expecting property name"
     )
 
 

@@ -151,7 +151,7 @@ def test_a_run_that_something_else_ends_lets_its_last_save_complete(
     saved = save(tmp_path, story, in_background=True)
     assert saved == {"step_000001": "10"} | ({} if full else {"step_000002": "20"})
     said = [record.getMessage() for record in caplog.records]
-    assert said == (["CHECKPOINT OF STEP 2 NOT SAVED: no space; the newest is that of step 1"] if full else [])
+    assert said == (["CHECKPOINT OF STEP 2 NOT SAVED: no space; the newest is of step 1"] if full else [])
 
 
 def test_a_resume_hashes_its_checkpoint_beside_the_loop() -> None:

@@ -11,7 +11,7 @@ from ramet.engines.protocol import EngineInfo, Request
 
 
 def check_request(request: Request, info: EngineInfo, running: Container[str]) -> None:
-    """Raise `ValueError` with everything that is wrong with it. `running` holds the ids being served."""
+    """Raise `ValueError` with all of its problems. `running`: the ids being served."""
     tokens, sampling = np.frombuffer(request.token_ids, dtype=np.int32), request.sampling
     limit, vocab = info.max_tokens, info.vocab_size
     problems = []

@@ -71,8 +71,8 @@ class Counters:
 
 
 def merged(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several engines together: counts add up, the hit rate is that of all prompt tokens, the busy share
-    is the mean of theirs, and the peak of the caches the highest.
+    """The metrics of several engines together: counts add up, the hit rate is over all prompt tokens, the busy share is
+    the mean over engines, and the peak of the caches the highest.
     """
     sums: dict[str, float] = {}
     for part in parts:

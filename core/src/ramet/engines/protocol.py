@@ -21,7 +21,7 @@ class Capability(StrEnum):
 
     ENTROPY = "entropy"  # exact entropies
     SEEDS = "seeds"  # a request's seed decides its tokens
-    DETERMINISTIC = "deterministic"  # bit-identical whatever else is in the batch
+    DETERMINISTIC = "deterministic"  # bit-identical whatever other requests are in the batch
     WEIGHT_UPDATE = "weight_update"
     TOP_LOGPROBS = "top_logprobs"  # log-probabilities of the most likely tokens
 
@@ -76,8 +76,8 @@ class Completion:
     """What a request produced. The four arrays have one entry per sampled token; engines without
     `Capability.WEIGHT_UPDATE`, which are not trained with, may leave `logprobs` empty.
 
-    `top_logprobs`: at each of the first k of them, those of the most likely tokens, in any order, and that of the
-    sampled one if it is none of them; empty unless the request asks for them.
+    `top_logprobs`: for each of the first k tokens, the log-probabilities of the most likely tokens, in any order, and
+    of the sampled one if it is not among them. Empty unless the request asks for them.
     """
 
     token_ids: array[int]  # int32
@@ -123,11 +123,11 @@ class Engine(Protocol):
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in place, drop every cache of older ones, and serve as `version` from now on.
 
-        Waits for running requests, and later ones wait for it. In an engine with `in_flight` no request waits: between
-        two tokens of the running requests the weights change, their caches are computed again from prompt and tokens so
-        far, and they continue as if nothing had happened to seed, stops, limits and first report. Updates keep their
-        order. Names are those of the Hugging Face model's `state_dict`. Raises `ValueError`, and changes nothing, if
-        names or shapes do not fit the model.
+        Waits for running requests, and later ones wait for it. In an engine with `in_flight` no request waits: the
+        weights change between two tokens of the running requests. Their caches are computed again from prompt and
+        tokens so far. They continue with the same seed, stops, limits and first report. Updates keep their order. Names
+        are from the Hugging Face model's `state_dict`. Raises `ValueError`, and changes nothing, if names or shapes do
+        not fit the model.
         """
         ...
 
@@ -158,7 +158,7 @@ class Sleeper(Protocol):
     """
 
     async def sleep(self) -> None:
-        """Compute nothing and hold as little device memory as possible until `wake`.
+        """Compute nothing and use as little device memory as possible until `wake`.
 
         Weights and every cache are dropped. Running requests, and those that come, wait; weights may not be updated
         before `wake_weights` (`RuntimeError`). An update until `wake` waits for no request.

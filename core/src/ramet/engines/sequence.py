@@ -13,14 +13,14 @@ from ramet.engines.protocol import Completion, FinishReason, FirstReport, Reques
 from ramet.models.encoder import Encoder
 
 Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]  # [T]
-SLACK = 16  # tokens without text of their own that a stop string may contain
+SLACK = 16  # tokens without text by themselves that a stop string may contain
 
 
 class StopStrings:
     """The stop strings of a request: looked for in the text of the newly sampled tokens only, across token borders.
 
     Decoding after every token would cost more than the forward pass of a small model. A token can complete a stop
-    string only if its own text holds the string's last character, so only such tokens have the text up to them decoded.
+    string only if its own text has the string's last character, so only such tokens have the text up to them decoded.
     Instances are shared by requests with the same strings: they only remember what single tokens can end.
     """
 
@@ -45,7 +45,7 @@ class StopStrings:
         return min(ends)[2] if ends else None
 
     def _can_end(self, token: int) -> bool:
-        """Whether this token may hold the last character of a stop string."""
+        """Whether this token may have the last character of a stop string."""
         if self._unclear:  # a character may be spread over tokens, and decoders strip spaces from a lone token
             return True
         text = self._encoder.decode([token])
@@ -56,7 +56,7 @@ class StopStrings:
 class RunningSequence:
     """A request with its progress. `slot` is -1 until it has one, in engines with slots.
 
-    An update in flight cuts a sequence: what it has sampled becomes a part of its context, which is computed again.
+    An update in flight cuts a sequence: its sampled tokens become a part of its context, which is computed again.
     """
 
     request: Request

@@ -4,14 +4,14 @@ With B = `train.tasks_per_step`, S = `train.staleness` and `trained` steps done,
 
     i < (trained + S + 1) * B
 
-and steps take groups strictly in the order of their numbers, however long one of them needs. So no token is sampled by
-weights that are more than S updates older than those that learn from it, nothing is thrown away (which would starve
-tasks that take long), and the data come in the same order in every run: group i has the task, and its rollouts have
-the keys, that it would have in step i // B + 1 of a run without staleness.
+and steps take groups strictly in the order of their numbers, however long one of them needs. So tokens are sampled by
+weights at most S updates older than the weights that learn from them. Nothing is thrown away, which would starve long
+tasks. The data come in the same order in every run: group i has the task, and its rollouts have the keys, that it would
+have in step i // B + 1 of a run without staleness.
 
-With dynamic sampling (`train.resample_rounds`, R) a step takes the next B groups with signal. It leaves out at most
-R * B groups without; further ones are taken, so that every step has its size. What is left out for sure gives its
-place to another group at once. Which groups a step takes follows from their rewards and numbers alone.
+With dynamic sampling (`train.resample_rounds`, R) a step takes the next B groups with signal. It leaves out at most R *
+B groups without; further ones are taken, so that every step has its size. A group that is left out for sure gives its
+place to another group at once. The choice of groups follows only from their rewards and numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PlayedGroup:
 
     scored: ScoredGroup
     group: Group  # as it was before the rewards, for metrics
-    greedy: tuple[float | None, ...] = ()  # the reward of its greedy rollout, None: masked; empty: none was played
+    greedy: tuple[float | None, ...] = ()  # the reward of its greedy rollout, None: masked; empty: no such rollout
 
 
 PlayGroup = Callable[[Task, int], Coroutine[Any, Any, PlayedGroup]]
@@ -57,7 +57,7 @@ class DrawnTask:
 
 
 class TaskStream:
-    """Draws the tasks of groups one after the other, in blocks of `block_size` that hold no task twice."""
+    """Draws the tasks of groups one after the other, in blocks of `block_size` without a task twice."""
 
     def __init__(self, tasks: Sequence[Task], sampler: Sampler, *, block_size: int, start: DataPosition) -> None:
         """`start`: where to continue; its `next_group` is the number of the first group, and the sampler is there."""
@@ -106,7 +106,7 @@ class _Admitted:
 
 
 class AdmittedRollouts:
-    """`ramet.train.step_rollouts.StepRollouts` that play ahead of the steps that take them."""
+    """`ramet.train.step_rollouts.StepRollouts` whose groups run ahead of the steps that take them."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Rewards that judge the tasks of each data source: checked before a run, and shown by `ramet train --dry-run`.
 
-A reward that names a source which no task has would be silently inert: the policy would learn from the others alone.
+A reward for a source without tasks would have no effect, unnoticed: the policy would learn only from the others.
 """
 
 from __future__ import annotations

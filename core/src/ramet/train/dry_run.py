@@ -154,7 +154,7 @@ def _old_logprobs(config: Config, components: Components) -> str:
 
 
 def staleness_in_words(config: Config) -> str:
-    """How far groups play ahead, what corrects for it, and whether there is room; empty if they wait for the update."""
+    """How far groups run ahead, the correction for it, and whether there is room; empty if they wait for the update."""
     train = config.train
     if not train.staleness:
         return ""
@@ -162,7 +162,7 @@ def staleness_in_words(config: Config) -> str:
     lag = "1 update" if train.staleness == 1 else f"{train.staleness} updates"
     weights = f"are cut at train.tis_cap={train.tis_cap}" if train.tis_cap is not None else "are the loss's ratios"
     return (
-        f"groups of the next {ahead} play during the update, with weights at most {lag} old; their importance "
+        f"groups of the next {ahead} run during the update, with weights at most {lag} old; their importance "
         f"weights {weights}{_room_ahead(config)}"
     )
 

@@ -1,4 +1,4 @@
-"""One step's groups: played, scored while others still play, checked, and what is reported of them."""
+"""One step's groups: run, scored while others still run, checked, and their metrics."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ async def play(
     *,
     unscored: list[Group] | None = None,
 ) -> list[ScoredGroup]:
-    """Groups in order of the tasks. A group is scored as soon as it is complete, while others still play. `unscored` is
+    """Groups in order of the tasks. A group is scored as soon as it is complete, while others still run. `unscored` is
     given the groups as they were before the rewards, in the same order.
 
-    A reward that breaks the contract stops the playing at once.
+    A reward that breaks the contract stops the rollouts at once.
     """
     scored: dict[int, ScoredGroup] = {}  # by the group itself: a step may have a task twice
 
@@ -69,8 +69,8 @@ def masked_limit(rollout: RolloutConfig) -> float:
 def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
     """Raise `InfraError` if more than `limit` of the rollouts are masked; the message names the commonest fault.
 
-    `PluginError` if that is a defect of a plugin, which a resume would only meet again. What rewards could not judge
-    has a limit of its own (`check_failures`).
+    `PluginError` if that is a defect of a plugin, which a resume would only meet again. Rollouts that rewards could not
+    judge have a separate limit (`check_failures`).
     """
     rollouts = [r.rollout for group in groups for r in group.rollouts]
     faults = [r.fault for r in rollouts if r.fault is not None and not r.fault.where.startswith(UNJUDGED)]
@@ -185,7 +185,7 @@ def warn_of_broken_tools(step: int, metrics: Mapping[str, float]) -> None:
             repeats.warn(
                 logger,
                 f"all calls of a tool raised {kind}",
-                "step %d: all %d calls of tool %r raised %s, and the model saw nothing else of it: look for a bug of "
+                "step %d: all %d calls of tool %r raised %s, and the model saw no other result: look for a bug of "
                 "the tool at its first traceback in run.log",
                 *(step, n, tool.removeprefix("tool/"), kind),
                 by_step=True,

@@ -1,6 +1,6 @@
 """How a step changes the weights: from scored groups to advantages, the record on disk, and the update.
 
-The estimator sees what its `needs` name; what it returns is checked before anything is written or trained on.
+The estimator gets the inputs that its `needs` name. Its output is checked before anything is written or trained on.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Learner:
     async def learn(
         self, step: int, played: PlayedStep, greedy: Sequence[float | None] | None, clock: StepClock
     ) -> dict[str, float]:
-        """Old log-probabilities, advantages, the update, and beside it the record on disk; returns metrics. The critic
+        """Old log-probabilities, advantages, the update, and meanwhile the record on disk; returns metrics. The critic
         learns before the policy, which follows once the critic is warm.
 
-        `greedy` holds one baseline per group, None where it is masked: such a group is left out. Without any row a
+        `greedy` has one baseline per group, None where it is masked: such a group is left out. Without any row a
         warning is logged, and nothing is learned. Raises `Dropped` if the run is to stop, before any weight changes.
         """
         without = [i for i, reward in enumerate(greedy or []) if reward is None]
@@ -95,7 +95,7 @@ class Learner:
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)
         clock.lap("record")
-        self._preemption.check()  # the last point at which the weights are those of the step before
+        self._preemption.check()  # the last point with the weights of the step before
         # Not on the loop, where rollouts of the next step may be running.
         recording = asyncio.create_task(
             asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
@@ -115,7 +115,7 @@ class Learner:
         return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows), step)}
 
     def _adapt_kl(self, metrics: Mapping[str, float], n_rollouts: int, step: int) -> dict[str, float]:
-        """Let the KL coefficient of the next step follow its target. The metric is that of this step."""
+        """Let the KL coefficient of the next step follow its target. The metric is this step's."""
         if self._kl.target is None:
             return {}
         used = self._kl.coef
@@ -170,9 +170,9 @@ def estimate(
     """Return advantages `[N, T]` of the step's rows. The estimator sees what its `needs` name of what the step has.
 
     `kl_in_reward`: tokens lose `step.kl_coef` times their KL to the reference. A `discounted` estimator has that among
-    its token rewards. Beside any other its part is added to what the estimator returns, so that no statistics of a
-    group, as the division by its standard deviation, turn the noise of a small KL into advantages of full size. Raises
-    `PluginError` if the estimator breaks the contract.
+    its token rewards. For any other, the KL part is added to the estimator's output. Otherwise statistics of a group
+    (such as the division by its standard deviation) would turn the noise of a small KL into advantages of full size.
+    Raises `PluginError` if the estimator breaks the contract.
     """
     name = f"advantage estimator {origin(estimator)}"
     batch = step.advantage_inputs(estimator.needs, greedy_rewards)

@@ -1,9 +1,9 @@
 """The loop of one training run: rollouts → rewards → advantages → record → update → weight sync → checkpoint.
 
-The order inside a step is what makes a run resume exactly: a step is a function of the state before it, so a step that
-was cut anywhere is redone from its start and gives the same numbers (deterministic mode) or the same prompts, seeds and
-draws (otherwise). Its groups are written beside the update, and are on disk before the new weights are used.
-With `train.staleness` groups of later steps play meanwhile.
+The order inside a step makes a run resume exactly: a step is a function of the state before it. An interrupted step is
+redone from its start and gives the same numbers (deterministic mode) or the same prompts, seeds and draws (otherwise).
+Its groups are written during the update, and are on disk before the new weights are used. With `train.staleness` groups
+of later steps run meanwhile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=F
 
 
 class Loop:
-    """The steps of one run; `run` plays those that are left."""
+    """The steps of one run; `run` does the remaining ones."""
 
     def __init__(self, run: TrainRun) -> None:
         config, prepared = run.config, run.prepared
@@ -126,7 +126,7 @@ class Loop:
         )
 
     async def run(self) -> TrainState:
-        """Play all steps that are left, or those until a stop is asked for. The last one is always saved."""
+        """Do all remaining steps, or until a stop is asked for. The last one is always saved."""
         first = self.state.step
         try:
             if self.state.step == 0 and self.validation.is_due(0):
@@ -152,7 +152,7 @@ class Loop:
         return self.state
 
     async def _step(self, step: int) -> None:
-        """Play, learn and use the new weights; then report, and save if it is time."""
+        """Run the rollouts, learn and use the new weights; then report, and save if it is time."""
         started, clock = time.monotonic(), StepClock()
         unsynced: Exception | None = None  # what kept the weights from the engines or from validation
         async with self._unless_a_group_fails():
@@ -172,7 +172,7 @@ class Loop:
             if taken := sorted(metrics.keys() & learned.keys()):
                 raise PluginError(
                     f"advantage estimator {origin(self.estimator)}: its metrics name {', '.join(taken)}, which the run "
-                    "logs itself: choose names of its own, such as advantage/NAME"
+                    "logs itself: choose other names, such as advantage/NAME"
                 )
             metrics |= learned
             metrics |= self._store_prefixes(step, played)
@@ -236,7 +236,7 @@ class Loop:
             checkpoints.add_score(step, score)
 
     async def _validate(self, step: int) -> dict[str, float]:
-        """Validate alone, so that its counts do not mix with those of the steps."""
+        """Validate while no step runs, so that its counts do not mix with the steps' counts."""
         async with self.step_rollouts.paused():
             with self.progress.doing("validation"):
                 return await self.validation(step)
@@ -247,7 +247,7 @@ class Loop:
         return await play(self.backend.rollouts, self.scorer, request, unscored=unscored)
 
     async def _play_group(self, task: Task, step: int) -> PlayedGroup:
-        """Play a group, and its greedy rollout if needed, for which a step would wait if it began after all groups."""
+        """Run a group, and its greedy rollout if needed: a step would wait for that if it began after all groups."""
         unscored: list[Group] = []
         (scored,) = await self._play([task], step, unscored)
         greedy = await self._play_greedy([task], step) if self._needs_greedy else []

@@ -1,8 +1,8 @@
 """A run that is asked to stop by SIGTERM (preemption) or SIGINT (Ctrl-C) ends at a state that it can continue from.
 
-Weights change in the update alone. So what runs before the update of a step is dropped, and the state after the step
-before it, which is still in memory, is saved; an update that has begun is completed, and its step is saved. A second
-signal ends the process at once: what is on disk is complete at any time.
+Only the update changes weights. So work before the update of a step is dropped, and the state after the step before it,
+which is still in memory, is saved. An update that has begun is completed, and its step is saved. A second signal ends
+the process at once: the files on disk are complete at any time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The groups of a run from whose rollouts later steps may start (`Need.PREFIXES`).
 
-Of each task the newest group is kept whose rewards differed: its rollouts show what leads where. A step
-sees the groups of the steps before it; those of a step come in when it is done, so what a checkpoint holds is what the
-next step sees, and a resumed run continues exactly. All together hold at most `MAX_TOKENS`; the oldest
-groups go first.
+The store keeps each task's newest group whose rewards differed: its rollouts show what leads where. A step sees the
+groups of the steps before it. A step's own groups come in when it is done. So a checkpoint has what the next step sees,
+and a resumed run continues exactly. All together have at most `MAX_TOKENS`; the oldest groups go first.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GROUPS, ORIGIN = "prefixes.jsonl.gz", "prefixes.json"  # in a checkpoint
 
 
 class PrefixStore:
-    """`origin`: what the tokens of a prefix depend on, by the key that decides it."""
+    """`origin`: settings that the tokens of a prefix depend on, by key."""
 
     def __init__(self, max_tokens: int, origin: Mapping[str, str]) -> None:
         self._max_tokens = max_tokens
@@ -64,7 +63,7 @@ class PrefixStore:
         write_records(folder / GROUPS, self._groups.values())
 
     def load(self, folder: Path) -> None:
-        """Continue with what a checkpoint holds; nothing if its run stored none.
+        """Continue with the prefixes of a checkpoint; none if its run stored none.
 
         Raises `ConfigError` if it was written under another tokenizer or rollout step, or cannot be read.
         """
@@ -74,7 +73,7 @@ class PrefixStore:
             written = dict(json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{folder / ORIGIN}: not what a run writes beside its stored prefixes: {error}"
+                f"{folder / ORIGIN}: not written by a run with its stored prefixes: {error}"
             ) from error
         raise_all(_differences(folder / GROUPS, written, self._origin))
         for record in read_records(folder / GROUPS):

@@ -11,7 +11,7 @@ from ramet.tracking.columns import seconds
 from ramet.tracking.live import Part
 from ramet.tracking.rollout_parts import TokenRate, rollout_parts
 
-REWARDS = "rewards"  # the phase of a step that plays: it is named once nothing plays any more
+REWARDS = "rewards"  # the phase of a step with rollouts: named once no rollout runs any more
 SAVING = "saving"  # a phase of the step that is done, not of the next one
 STOPPING = "saving, then stopping"
 
@@ -35,7 +35,7 @@ class TrainProgress:
         self._done, self._last = step, time.monotonic()
 
     def restart_clock(self) -> None:
-        """Steps begin now: what was done before is not part of their pace."""
+        """Steps begin now: earlier work is not part of their pace."""
         self._started = self._last = time.monotonic()
 
     @contextmanager

@@ -28,7 +28,7 @@ def record_step(
     *,
     greedy: Sequence[float | None] | None = None,
 ) -> None:
-    """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages.
+    """Write every group to the run's `rollouts/`; the groups of `batch` come first, with advantages.
 
     `greedy`: rewards of greedy rollouts, of as many of the groups as there are. Raises `OSError` if the run's directory
     was deleted.

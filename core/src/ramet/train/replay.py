@@ -1,9 +1,9 @@
-"""`ramet train --replay RUN`: the updates of a run once more, from its records alone.
+"""`ramet train --replay RUN`: the updates of a run once more, only from its records.
 
-What an asynchronous run learned from depends on timing: which weights sampled which token, and so which tokens. Its
-records hold all of that, group by group, with the version of the weights that sampled each span. The updates follow
-from them: on a CPU the replay ends with the same parameters. It needs the model that the run began with, and neither
-its data, tools, rewards nor an engine.
+The tokens of an asynchronous run depend on timing: on which weights sampled them. Its records contain all tokens, group
+by group, with the version of the weights that sampled each span. The updates follow from them: on a CPU the replay ends
+with the same parameters. It needs the model that the run began with, and neither its data, tools, rewards nor an
+engine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The run that is replayed: its newest whole checkpoint says how far it came."""
+    """The run that is replayed: its newest intact checkpoint says how far it came."""
 
     folder: Path
     checkpoint: Checkpoint
@@ -84,7 +84,7 @@ class _Source:
         except ConfigError as error:
             raise ConfigError(f"--replay: {error}") from error
         if saved.job != "train":
-            raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; updates are those of `ramet train`")
+            raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; only `ramet train` makes updates")
         checkpoint = find_checkpoint(folder / "checkpoints", None)
         file = folder / OVERRIDES
         if not file.is_file():
@@ -109,7 +109,7 @@ class _Source:
         path = record_path(self.folder, step)
         records = list(read_records(path))
         if len(records) < size:
-            raise ConfigError(f"{path}: holds {len(records)} groups; a step of this run learned from {size}")
+            raise ConfigError(f"{path}: has {len(records)} groups; a step of this run learned from {size}")
         groups = [record.group for record in records]
         numbers = tuple(record.number for record in records if record.number is not None)
         greedy = tuple(reward for record in records for reward in record.greedy)
@@ -117,9 +117,9 @@ class _Source:
 
 
 def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> ReplayResult:
-    """Replay the run in `folder` up to its newest checkpoint, into a run directory of its own.
+    """Replay the run in `folder` up to its newest checkpoint, into a new run directory.
 
-    `overrides` are keys beside those of the run, as `run.name=again`. Raises `ConfigErrors` before anything is written
+    `overrides` are keys in addition to the run's, as `run.name=again`. Raises `ConfigErrors` before anything is written
     if they, or what is installed, would make other updates than the run's.
     """
     source = _Source.read(folder)
@@ -156,7 +156,7 @@ def _checked(resolved: Resolved, source: _Source) -> Manifest:
     differences = changes(RunState.read(source.folder), RunState(config=resolved.text, manifest=manifest))
     if not config.run.allow_config_change:
         raise_all(
-            f"{text}; the updates would be others than those of {source.folder}: undo it, or set "
+            f"{text}; the updates would differ from {source.folder}: undo it, or set "
             "run.allow_config_change=true"
             for text in differences.harmful
         )
@@ -213,7 +213,7 @@ class _Replay:
         metrics |= await learner.learn(step, played, greedy, clock)
         again = read_records(record_path(self.run_dir.path, step))
         if any(new.advantages != old.advantages for new, old in zip(again, records, strict=True)):
-            message = "step %d: the advantages are not those of the record"
+            message = "step %d: the advantages differ from the record"
             repeats.warn(logger, "other advantages than recorded", message, step, by_step=True)
         tracker.log(step, metrics | clock.metrics())
 
@@ -235,15 +235,15 @@ class _Replay:
     def _tell(self, difference: float) -> None:
         if difference:
             logger.warning(
-                "after %d steps the parameters differ from those of %s by at most %.3g: %s",
+                "after %d steps the parameters differ from %s by at most %.3g: %s",
                 self.steps,
                 self.source.checkpoint.folder,
                 difference,
-                "GPUs add in an order of their own" if self.config.model.device != "cpu" else "they should not",
+                "GPUs add in another order" if self.config.model.device != "cpu" else "they should not",
             )
             return
         logger.info(
-            "after %d steps the parameters are those of %s, to the bit", self.steps, self.source.checkpoint.folder
+            "after %d steps the parameters equal %s, to the bit", self.steps, self.source.checkpoint.folder
         )
 
 

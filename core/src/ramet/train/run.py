@@ -1,4 +1,4 @@
-"""One training run: what its loop works with, and the state that a checkpoint holds beside the policy."""
+"""One training run: the parts of its loop, and the state that a checkpoint has in addition to the policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainState:
     seconds: float = 0.0  # of training so far, over all attempts
     sampler: dict[str, Any] = field(default_factory=dict)  # after the draws of `step`; empty before the first
     next_group: int | None = None  # its number, with `train.staleness`
-    block: list[int] = field(default_factory=list)  # tasks drawn before it that its block must not hold again
+    block: list[int] = field(default_factory=list)  # tasks drawn before it that its block must not have again
     kl_coef: float | None = None  # of the next step, if it follows `train.kl_target`
 
     def save(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class TrainState:
 
     @classmethod
     def load(cls, folder: Path, data_fingerprint: str) -> TrainState:
-        """Raises `ConfigError` if the file is not one of ours, or counts through other data."""
+        """Raises `ConfigError` if Ramet did not write the file, or its data are others."""
         try:
             state = cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
@@ -54,7 +54,7 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRun:
-    """Everything is built, checked and started; `state` is the newest checkpoint's, or that of a new run."""
+    """Everything is built, checked and started; `state` is the newest checkpoint's, or a new run's."""
 
     config: Config
     folder: Path  # the run directory

@@ -1,6 +1,6 @@
 """`trackers=[…,samples]`: some rollouts of each step, as text: question, turns, tool results, reward with its parts.
 
-Which ones depends on rewards, seed and step alone: the best, the worst, then others in an order drawn from the seed.
+The choice depends only on rewards, seed and step: the best, the worst, then others in an order drawn from the seed.
 Rollouts without a reward are left out. In a pipe the text is the same, without colours.
 """
 

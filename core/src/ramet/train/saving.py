@@ -68,7 +68,7 @@ class Saver:
             await self._write(step, await self.stage(True))
 
     async def end(self) -> None:
-        """Let the save in progress complete, where something else ended the run: what it raises is only warned of."""
+        """Let the save in progress complete, if another error ended the run: its own exceptions become warnings."""
         if self._in_progress is None:
             return
         (step, writing), self._in_progress = self._in_progress, None
@@ -76,7 +76,7 @@ class Saver:
             await writing
         except Exception as error:
             logger.warning(
-                "CHECKPOINT OF STEP %d NOT SAVED: %s; the newest is that of step %d", step, error, self.saved
+                "CHECKPOINT OF STEP %d NOT SAVED: %s; the newest is of step %d", step, error, self.saved
             )
 
     async def _is_best(self, step: int, score: CheckpointScore | None) -> bool:

@@ -4,7 +4,7 @@ Dynamic sampling (DAPO, arXiv 2503.14476, §3.2): a group whose rewards are all 
 `train.resample_rounds` such groups are replaced, all of a round together, by groups of the next tasks; what still has
 no signal after the last round stays, so that a step always has its size.
 
-Here a step is played when it is asked for, as with `train.staleness=0`; `admission` has what plays ahead.
+Here a step's rollouts run when it is asked for, as with `train.staleness=0`; in `admission` they run ahead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PlayedStep:
     replaced: list[ScoredGroup]  # without signal, in the order in which they were replaced
     numbers: tuple[int, ...] = ()  # of the groups in their order of admission; empty: all began together
     key_steps: tuple[int, ...] = ()  # the steps in their rollouts' keys; empty: the step itself
-    greedy: tuple[float | None, ...] = ()  # rewards of greedy rollouts, None: masked; empty: none were played
+    greedy: tuple[float | None, ...] = ()  # rewards of greedy rollouts, None: masked; empty: no such rollouts
     metrics: Mapping[str, float] = field(default_factory=dict)  # of its rollouts, where the workers do not count them
 
     @property
@@ -45,7 +45,7 @@ class DataPosition:
 
     sampler: dict[str, Any]  # the sampler's state after the last draw that the step used
     next_group: int | None = None  # its number, where groups are admitted one by one
-    block: tuple[int, ...] = ()  # tasks drawn before it that its block must not hold again
+    block: tuple[int, ...] = ()  # tasks drawn before it that its block must not have again
 
 
 class StepRollouts(Protocol):
@@ -72,12 +72,12 @@ class StepRollouts(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """Cancel what plays and is not taken, and wait shortly for it to end."""
+        """Cancel groups that run and are not taken, and wait shortly for their end."""
         ...
 
 
 class StepwiseRollouts:
-    """`StepRollouts` that play a step when it is taken, all of its groups together."""
+    """`StepRollouts` that run a step when it is taken, all of its groups together."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ REWARD = "valid/reward"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidData:
-    """Tasks in order, and by name the benchmarks that some of them come from, with what holds for each."""
+    """Tasks in order, and by name the benchmarks that some of them come from, with the settings of each."""
 
     tasks: Sequence[Task] = ()
     origins: Mapping[str, str] = field(default_factory=dict)  # id of a task -> name of its benchmark
@@ -32,7 +32,7 @@ class ValidData:
         return [task for task in self.tasks if self.origins.get(task.id) == benchmark]
 
     def only(self, kept: Sequence[Task]) -> ValidData:
-        """Return the data with these of its tasks alone."""
+        """Return the data with only these tasks."""
         names = {self.origins.get(task.id) for task in kept}
         return replace(
             self,
@@ -64,7 +64,7 @@ def load_valid(
     data = config.data
     task_set = load_tasks(
         data.valid,
-        Columns.of({**data.columns, "difficulty": None}),  # of training alone
+        Columns.of({**data.columns, "difficulty": None}),  # only of training
         limit=data.limits.get("valid"),
         on_bad_row=data.on_bad_row,
         build=components.benchmark,

@@ -1,9 +1,9 @@
 """Validation during training: `data.valid` with the weights of a step.
 
 Tasks of a benchmark are measured as `ramet eval` measures them, by the same functions: tools, limits, prompts, sampling
-and seeds are those of an evaluation, so the same weights get the same scores. Tasks of data files are scored by the
-run's rewards, greedily unless `train.eval_…` says otherwise. Rewards score a benchmark's tasks too, where they apply.
-What a reward leaves out of training counts here, or a policy would look better the more of its rollouts are cut off.
+and seeds are an evaluation's, so the same weights get the same scores. Tasks of data files are scored by the run's
+rewards, greedily unless `train.eval_…` says otherwise. Rewards score a benchmark's tasks too, where they apply.
+Rollouts that a reward leaves out of training count here, or a policy would look better the more of them are cut off.
 All means are over tasks. All rollouts are recorded.
 """
 
@@ -57,7 +57,7 @@ def plan_of(train: TrainConfig) -> RolloutPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedTask:
-    """One task of a validation: what was judged and what was not."""
+    """One task of a validation: judged and not judged rollouts."""
 
     record: GroupRecord
     rewarded: ScoredGroup | None  # None: no reward applies
@@ -71,7 +71,7 @@ class ValidatedTask:
 
 
 class Validation:
-    """Plays and scores `data`; called with the step whose weights the engines have.
+    """Runs and scores `data`; called with the step whose weights the engines have.
 
     Above a share of `rollout.max_masked_share` that is masked the rest would be a biased subset, and makes no
     checkpoint the best.
@@ -91,7 +91,7 @@ class Validation:
         return bool(self.data.tasks) and (self.train.eval_first if step == 0 else every > 0 and step % every == 0)
 
     def score(self, step: int, metrics: Mapping[str, float]) -> CheckpointScore | None:
-        """Return the score by `train.keep_best` from the metrics of this step; None if there is none."""
+        """Return the score by `train.keep_best` from the metrics of this step; None without one."""
         metric = self.train.keep_best
         if metric is None or not self.is_due(step):
             return None

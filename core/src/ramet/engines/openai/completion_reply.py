@@ -23,7 +23,7 @@ class ServerReply:
 
 
 def read_reply(reply: Mapping[str, Any], request: Request, encoder: Encoder) -> ServerReply:
-    """Raises `InfraError` for a reply without a choice, one with ids that are none, and one that the server cut off."""
+    """Raises `InfraError` for a reply without a choice, with invalid ids, or cut off by the server."""
     choices = reply.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):

@@ -1,8 +1,8 @@
 """Generation by servers that speak the OpenAI API (`/completions`): several share the requests, one task's stay at one.
 
-Token ids go in and come out where the server allows it, as vLLM does. Of other servers text is asked: then the ids are
-the tokenizer's, and requests whose ids the text does not give back, or whose number of tokens is another one than the
-server counted, are counted and reported.
+Token ids go in and come out where the server allows it, as vLLM does. Other servers are asked for text: then the ids
+are the tokenizer's. Two kinds of requests are counted and reported: the text does not give the ids back, or the number
+of tokens differs from the server's count.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ async def _check(config: OpenAIEngineConfig, url: str) -> None:
 
 
 class OpenAIEngine:
-    """`ramet.engines.protocol.Engine` over a pool of servers. Their weights are theirs: it cannot be trained with."""
+    """`ramet.engines.protocol.Engine` over a pool of servers.
+
+    Their weights cannot be changed, so it cannot be used for training.
+    """
 
     def __init__(self, config: OpenAIEngineConfig, *, encoder: Encoder, max_tokens: int) -> None:
         self.info = EngineInfo(

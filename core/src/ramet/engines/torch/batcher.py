@@ -1,4 +1,4 @@
-"""Continuous batching: what is computed next. Synchronous and free of threads.
+"""Continuous batching: the choice of what is computed next. Synchronous and free of threads.
 
 A round admits waiting requests to slots, computes at most `prefill_tokens` of prompts, and decodes one token for every
 sequence whose prompt is complete; both in one pass, unless it is deterministic. Prefill stops one token short of the
@@ -76,7 +76,7 @@ class TorchBatcher:
         self._decoding: dict[int, RunningSequence] = {}
         self._batch: RunnerBatch | None = None
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._dirty = False  # numbers that are not finite were seen, and the cache may hold them after a sequence's end
+        self._dirty = False  # numbers that are not finite were seen; the cache may have them after a sequence's end
 
     @property
     def idle(self) -> bool:
@@ -238,7 +238,7 @@ class TorchBatcher:
             self._join(sequence)
 
     def _decode(self, parts: Sequence[BatchPart]) -> list[Event]:
-        """`parts` of prompts are computed beside it."""
+        """`parts` of prompts are computed in the same pass."""
         if not self._decoding:
             return []
         batch = self._batch = self._batch or self._runner.batch(self._decoding)

@@ -1,10 +1,11 @@
 """The static KV cache: one row of keys and values per slot, written in place.
 
-Rows are never cleared between sequences: a position after a sequence's end may hold anything finite, because the
-mask gives it exactly no weight. The last position is scratch, where padding writes.
+Rows are never cleared between sequences: a position after a sequence's end may have any finite value, because the mask
+gives it exactly no weight. The last position is scratch, where padding writes.
 
-On a CPU with Linux the whole cache is mapped at once, and the system gives it memory by pages of 4 KiB when they are
-first written: for the slots and lengths that are used, with the shapes and bits of a cache that is allocated in full.
+On a CPU with Linux the complete cache is mapped at once. The system gives it memory by pages of 4 KiB when they are
+first written: only the used slots and lengths take memory, with the shapes and bits of a cache that is allocated in
+full.
 """
 
 from __future__ import annotations

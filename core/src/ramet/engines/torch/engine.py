@@ -27,8 +27,8 @@ CHECKED_STEPS = 4
 class TorchEngine:
     """Continuous batching over a static KV cache (`ramet.engines.protocol.Engine`). Owns `model`.
 
-    With `deterministic`, a request's numbers depend on its own history alone: its prompt, seed, and the turns of its
-    cache key and its parent's. For that a key keeps its slot until it is released, so `slots` must be at least the
+    With `deterministic`, a request's numbers depend only on its own history: its prompt, seed, and the turns of its
+    cache key and its parent's. For that a key keeps its slot until it is released. So `slots` must be at least the
     number of rollouts that run at once, and a parent may be released only after its forks have started.
     """
 
@@ -131,8 +131,8 @@ def _check_rows_agree(forward: Forward, rows: int) -> None:
     """Check that a row gets the same bits wherever it is in a batch. Decodes the same tokens in every row.
 
     Matrix libraries compute the last rows of a product by other kernels when their number is not a multiple of the
-    block size, and those may round differently. Deterministic engines pad to whole blocks, and check before they
-    promise anything. Raises `ConfigError` if the logits are not the same bits.
+    block size, and those may round differently. Deterministic engines pad to full blocks, and check their results
+    first. Raises `ConfigError` if the logits are not the same bits.
     """
     slots = torch.arange(rows, device=forward.device)
     for step in range(CHECKED_STEPS):

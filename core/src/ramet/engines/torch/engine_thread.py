@@ -1,6 +1,6 @@
 """The thread that owns the batcher: commands in through a queue, events out to asyncio loops.
 
-While it computes, tools continue. Nothing else touches batcher, cache or weights. Commands that arrive after a weight
+While it computes, tools continue. Only it touches batcher, cache and weights. Commands that arrive after a weight
 update wait for it, and the update waits for the requests before it, unless it is one in flight; aborts and releases
 never wait.
 """
@@ -68,7 +68,7 @@ Command: TypeAlias = Generate | Update | Abort | Release | Close  # their order 
 
 
 class EngineThread:
-    """Runs the batcher in a thread of its own, until `Close`."""
+    """Runs the batcher in a separate thread, until `Close`."""
 
     def __init__(self, batcher: TorchBatcher) -> None:
         self._batcher = batcher

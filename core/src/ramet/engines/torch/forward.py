@@ -1,6 +1,6 @@
-"""The forward pass over the modules of a Hugging Face model, with our own static cache.
+"""The forward pass over the modules of a Hugging Face model, with Ramet's static cache.
 
-Only the glue is ours: embeddings, norms, projections and MLPs are the model's own modules. Prefill writes keys and
+Embeddings, norms, projections and MLPs are the model's own modules; Ramet only connects them. Prefill writes keys and
 values and computes no logits; the last token of every prompt goes through the decode step, so there is one place where
 logits are made. Both may share a pass, which then reads the weights once.
 """
@@ -21,7 +21,7 @@ from ramet.engines.torch.packed import pack_linears
 from ramet.errors import ConfigError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their angles depend only on the position
 
 
 def check_architecture(model: PreTrainedModel, max_tokens: int) -> None:
@@ -101,7 +101,7 @@ class Forward:
     ) -> Tensor:
         """Logits `[R, V]` in float32 after one token a row. `read` selects the same slots, as a slice if it can.
 
-        `beside`: parts of prompts that are computed in the same pass, in slots of their own.
+        `beside`: parts of prompts that are computed in the same pass, in other slots.
         """
         mask = torch.zeros((len(tokens), length), dtype=torch.float32, device=self.device)
         mask.masked_fill_(self._positions[:length] > positions[:, None], float("-inf"))
@@ -134,7 +134,7 @@ class Forward:
         return min(round_up(tokens), self.cache.length)
 
     def _run(self, blocks: Sequence[TokenBlock]) -> Tensor:
-        """The last hidden states `[N, H]`. Blocks differ in what they attend to, and share everything else."""
+        """The last hidden states `[N, H]`. Blocks differ only in what they attend to."""
         positions = _joined([block.positions.flatten() for block in blocks])
         hidden: Tensor = self.body.embed_tokens(_joined([block.tokens.flatten() for block in blocks]))
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]  # [N, 1, head_dim]
@@ -180,7 +180,7 @@ def _attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scal
     """Queries `[R, T, heads, head_dim]` to `[R, T, heads * head_dim]`.
 
     A decode step (additive mask, T = 1) is a pair of small matrix products, which beats the fused kernels on CPUs and
-    needs no repeated heads; prefill (boolean mask) uses the fused kernel, which never holds all scores in memory.
+    needs no repeated heads; prefill (boolean mask) uses the fused kernel, which never has all scores in memory.
     """
     rows, tokens, heads, head_dim = queries.shape
     if mask.dtype is torch.bool:

@@ -1,7 +1,7 @@
-"""What runs on the device: prefill of parts of prompts, decode steps, and the numbers that come of them.
+"""Computations on the device: prefill of parts of prompts, decode steps, and their numbers.
 
-Deterministic computing always decodes all slots over the whole cache length, and prefills one row at a time: then the
-shapes that gave a sequence's numbers depend on its own history alone.
+Deterministic computing always decodes all slots over the full cache length, and prefills one row at a time. Then the
+shapes behind a sequence's numbers depend only on its own history.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchState:
 
     All tensors have one row per slot. A slot's position is always the number of tokens whose keys and values are valid.
     So a slot that only pads a batch writes after the end of its own sequence, or at the end of the cache where prompts
-    are computed beside it; neither is ever read.
+    are computed in the same pass; neither is ever read.
     """
 
     def __init__(self, slots: int, length: int, vocab_size: int, device: torch.device) -> None:
@@ -123,7 +123,7 @@ class BatchState:
 
 
 def _is_narrow(sampling: Sampling) -> bool:
-    """Whether its tokens are not drawn from the whole distribution."""
+    """Whether its tokens are drawn from a part of the distribution."""
     cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
     return cut or sampling.repetition_penalty != 1
 
@@ -240,7 +240,7 @@ class ModelRunner:
         self._state.position[slot] = start
 
     def reset(self, *, clear: bool) -> None:
-        """All slots are empty; `clear` where the cache may hold numbers that are not finite."""
+        """All slots are empty; `clear` where the cache may have numbers that are not finite."""
         self._state.position.zero_()
         if clear:
             self._forward.cache.zero()

@@ -1,9 +1,9 @@
 """Sampling by the inverse of the cumulative distribution, at a uniform number that a counter decides.
 
 The uniform number is a hash of the request's seed and the token's position (splitmix64: Steele, Lea and Flood, 2014),
-so a token depends on seed, position and distribution alone, never on what else is in the batch. Log-probabilities and
-entropies are always those of the whole distribution at the temperature; `top_p`, `top_k`, `min_p` and the repetition
-penalty only change the choice.
+so a token depends only on seed, position and distribution, never on the rest of the batch. Log-probabilities and
+entropies are always over the full distribution at the temperature; `top_p`, `top_k`, `min_p` and the repetition penalty
+only change the choice.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _mix(words: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How each of the R rows is sampled. `narrow` lists the rows whose choice is not from the whole distribution; None:
-    there are none.
+    """How each of the R rows is sampled. `narrow` lists the rows whose choice is from a part of the distribution; None:
+    no such rows.
     """
 
     temperature: Tensor  # [R] float32, 0 is greedy
@@ -119,8 +119,8 @@ def _of(values: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits of seen tokens divided by the penalty where they are positive, else multiplied (arXiv 1909.05858, 4.1; for
-    negative logits as Hugging Face and vLLM do).
+    """Logits of seen tokens divided by the penalty where they are positive, otherwise multiplied (arXiv 1909.05858,
+    4.1; for negative logits as Hugging Face and vLLM do).
     """
     factor = penalty[:, None]
     return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)

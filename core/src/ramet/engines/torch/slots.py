@@ -1,4 +1,4 @@
-"""Cache slots and whose tokens they hold: keys, shared prefixes, and which slot may be taken.
+"""Cache slots and their tokens: keys, shared prefixes, and which slot may be taken.
 
 A slot is free (no request's), idle (kept for its key's next request) or busy. Its tokens stay known until it is taken
 again, so any slot can give its prefix to another request.
@@ -33,7 +33,7 @@ class CacheSlot:
 
 
 class SlotTable:
-    """Host-side bookkeeping; holds no tensors."""
+    """Host-side bookkeeping without tensors."""
 
     def __init__(self, slots: int, length: int, *, deterministic: bool) -> None:
         self.deterministic = deterministic
@@ -59,7 +59,7 @@ class SlotTable:
         usable = len(prompt) - 1  # the last token is always computed: its logits are wanted
         own_slot = self._by_key.get(key) if key else None
         if own_slot is not None and self.busy[own_slot]:
-            own_slot = None  # another request of this key is running: this one gets a slot of its own
+            own_slot = None  # another request of this key is running: this one gets another slot
         parent = self._by_key.get(fork_of) if fork_of else None
         if own_slot is None and not self._takeable().any():
             return None
@@ -115,7 +115,7 @@ class SlotTable:
         self.known[:] = self.valid[:] = self.origin[:] = 0
 
     def discard(self, slot: int) -> None:
-        """Forget what a slot holds."""
+        """Forget a slot's tokens."""
         self._forget(slot)
         self.known[slot] = self.valid[slot] = self.origin[slot] = 0
 
@@ -138,7 +138,7 @@ class SlotTable:
         return ~self.busy & ~self._keyed if self.deterministic else ~self.busy
 
     def _take(self, ready: Counts) -> int:
-        """A free slot, with as much of the prompt as can be; else the one that was idle for longest."""
+        """A free slot, with as much of the prompt as possible; otherwise the one that was idle for longest."""
         free = np.flatnonzero(~self.busy & ~self._keyed)
         if len(free):
             return int(free[ready[free].argmax()])

@@ -1,8 +1,8 @@
-"""The engine `vllm`, driving vLLM in processes of its own.
+"""The engine `vllm`, driving vLLM in separate processes.
 
-In this process: `engine` is what callers see, `environment` checks and sets what must be right before vLLM is imported,
-`launch` starts it, and `service` serves requests and weight updates, in an event loop in a thread, in the order that
-`update_barrier` keeps. In vLLM's processes: `executors` has them end by this process alone; `worker_extension` has the
+In this process: `engine` is what callers see, `environment` checks and sets what must be right before vLLM is imported.
+`launch` starts it. `service` serves requests and weight updates, in an event loop in a thread, in the order that
+`update_barrier` keeps. In vLLM's processes: `executors` lets only this process end them; `worker_extension` has the
 workers' `recorder` measure log-probabilities and entropies, which `logprob_fetcher` asks for. `weight_transfer` has
 both sides of new weights.
 

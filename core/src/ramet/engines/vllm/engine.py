@@ -1,4 +1,4 @@
-"""The engine `vllm`: vLLM's AsyncLLM, whose scheduler and model run in processes of their own, on 1 or more devices.
+"""The engine `vllm`: vLLM's AsyncLLM, whose scheduler and model run in separate processes, on 1 or more devices.
 
 AsyncLLM itself needs an asyncio loop and gets one in a thread (`EventLoopThread`), where `service` uses it; here is
 what callers see. Run on CPUs only so far, with one and with two workers; never on a GPU.
@@ -44,7 +44,7 @@ def capabilities(config: VllmEngineConfig) -> frozenset[Capability]:
 
 
 class VllmEngine:
-    """vLLM in processes of its own (`ramet.engines.protocol.Engine` and `Sleeper`)."""
+    """vLLM in separate processes (`ramet.engines.protocol.Engine` and `Sleeper`)."""
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class VllmEngine:
         await self._call(self._service.connect(source))
 
     async def begin_update(self) -> None:
-        """Begin an update by a sender that holds the weights elsewhere; names and shapes are not checked.
+        """Begin an update by a sender that has the weights elsewhere; names and shapes are not checked.
 
-        `receive_chunk` follows for what the sender announces (`weight_transfer.Arriving`), all together the whole
-        model, and `finish_update`.
+        `receive_chunk` follows for the parts that the sender announces (`weight_transfer.Arriving`), together the
+        complete model, and `finish_update`.
         """
         await self._call(self._service.begin_update(in_flight=self.in_flight))
 
@@ -213,7 +213,7 @@ class VllmEngine:
 
 
 class EventLoopThread:
-    """An asyncio loop in a thread of its own, from construction until `stop`.
+    """An asyncio loop in a separate thread, from construction until `stop`.
 
     vLLM continues to stream while the caller's loop is busy, and the engine may be used from one loop after another.
     """

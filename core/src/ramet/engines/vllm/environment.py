@@ -55,11 +55,14 @@ def check_vllm(model: ModelConfig, config: VllmEngineConfig, *, here: bool = Tru
 
 
 def prepare_environment(*, cpu: bool) -> None:
-    """Set what vLLM needs; what the user has set is kept. Raises `ConfigError` if this engine cannot work with that."""
+    """Set the variables that vLLM needs; the user's own are kept.
+
+    Raises `ConfigError` if this engine cannot work with that.
+    """
     defaults: Mapping[str, str] = {**REQUIRED, **DEFAULTS, **(CPU_DEFAULTS if cpu else _own_cache())}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # while vLLM is imported, nothing else does
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # nothing else sets it while vLLM is imported
     for name, value in REQUIRED.items():
         if os.environ[name] != value:
             raise ConfigError(f"engine=vllm: needs {name}={value} in the environment, got {os.environ[name]!r}")

@@ -1,5 +1,4 @@
-"""vLLM's executors, for what must happen in its scheduler's process: before that starts workers, and beside calls to
-them.
+"""vLLM's executors, for work in its scheduler's process: before that starts workers, and during calls to them.
 
 vLLM makes the executor of an engine in that process; it imports this module there (`distributed_executor_backend`).
 """
@@ -17,7 +16,7 @@ from ramet.processes import end_by_parent_alone
 
 class _AddsPressure:
     def collective_rpc(self, method: Any, *arguments: Any, **options: Any) -> Any:
-        """Call vLLM's method; what is fetched after sampling ends with what the scheduler has counted."""
+        """Call vLLM's method; numbers that are fetched after sampling end with the scheduler's counts."""
         answers = super().collective_rpc(method, *arguments, **options)  # type: ignore[misc]
         return [*answers, PRESSURE.take()] if method == "ramet_get_numbers" else answers
 

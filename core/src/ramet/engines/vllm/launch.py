@@ -29,8 +29,8 @@ from ramet.errors import ConfigError
 from ramet.processes import ownership
 
 CPU_KV_CACHE_BYTES = 2**30
-CPU_BLOCK = 32  # tokens; the prefix cache works in whole blocks, and its CPU kernels need a multiple of this
-SEED = 0  # of vLLM's own generator, where requests bring theirs
+CPU_BLOCK = 32  # tokens; the prefix cache works in full blocks, and its CPU kernels need a multiple of this
+SEED = 0  # of vLLM's own generator; requests bring other seeds
 END_S = 10.0  # for vLLM to end its processes; then they are killed
 
 
@@ -77,12 +77,12 @@ def end_processes(llm: AsyncLLM) -> None:
 
 @contextmanager
 def _inherited_by_processes(*, cpu: bool) -> Iterator[None]:
-    """What processes that start now get: whose end is theirs, as many threads as this one, and no signal to stop.
+    """Settings of processes that start now: they end with this one, have as many threads, and get no signal to stop.
 
     A terminal sends SIGINT, and a job system or `timeout` sends SIGTERM, to all processes of a run. vLLM's would end at
     once, and the step that is running with them. SIGTERM of their parent's ends them (`end_by_parent_alone`).
     """
-    resource_tracker.ensure_running()  # else vLLM starts it here, and that unblocks the signals
+    resource_tracker.ensure_running()  # otherwise vLLM starts it here, and that unblocks the signals
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     variables = ownership() | ({"OMP_NUM_THREADS": str(torch.get_num_threads())} if cpu else {})
     before = {name: os.environ.get(name) for name in variables}
@@ -113,7 +113,7 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
     options: dict[str, Any] = {}
     tokens = config.prefill_tokens
     if cpu:
-        # Whole prompts: one in parts breaks requests with seeds (0.32.0: "CPU Generator does not use offset").
+        # No prompts in parts: one in parts breaks requests with seeds (0.32.0: "CPU Generator does not use offset").
         options |= {"block_size": CPU_BLOCK, "enable_chunked_prefill": False}
         tokens = None if tokens is None else max(tokens, max_tokens)
     if tokens is not None:
@@ -135,6 +135,6 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
         kv_cache_memory_bytes=config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if cpu else None),
         gpu_memory_utilization=config.gpu_memory_utilization,
         disable_log_stats=True,
-        logprobs_mode="processed_logprobs",  # those that a request asks for: at its temperature, as all of ours
+        logprobs_mode="processed_logprobs",  # for a request's log-probabilities: at its temperature, as Ramet's all are
         use_tqdm_on_load=False,
     )

@@ -1,7 +1,7 @@
 """Log-probabilities, entropies and versions of sampled tokens, fetched from vLLM's first worker.
 
-Requests ask twice, at their first report and at their end. What is asked for while a call is running goes into the next
-one, so that the workers are asked at most once a step, however many requests there are.
+Requests ask twice, at their first report and at their end. Requests during a call go into the next one, so that the
+workers are asked at most once a step, however many requests there are.
 """
 
 from __future__ import annotations

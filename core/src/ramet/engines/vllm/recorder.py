@@ -1,4 +1,4 @@
-"""Exact log-probabilities and entropies of sampled tokens, noted in a worker of vLLM beside its steps; without vLLM.
+"""Exact log-probabilities and entropies of sampled tokens, noted in a worker of vLLM during its steps; without vLLM.
 
 One step's log-softmax is computed at each request's temperature before the step is sampled, and what was sampled is
 taken from it afterwards. No line here waits for the device, since vLLM schedules a step while the one before it
@@ -116,7 +116,7 @@ class LogprobRecorder:
             for (name, position), logprob, entropy in zip(step.tokens, *step.numbers.tolist(), strict=True):
                 if position == 0:
                     self._numbers[name] = SequenceNumbers()
-                if name in self._numbers:  # else it has ended: a step was scheduled before that was known
+                if name in self._numbers:  # otherwise it has ended: a step was scheduled before that was known
                     self._numbers[name].put(position, logprob, entropy, step.version)
 
     def forget(self, names: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class LogprobRecorder:
 
 def on_device(temperatures: Sequence[float], device: torch.device) -> Tensor:
     """`[R]`, on its way to the device."""
-    pinned = torch.tensor(temperatures, pin_memory=device.type != "cpu")  # else the copy waits
+    pinned = torch.tensor(temperatures, pin_memory=device.type != "cpu")  # otherwise the copy waits
     return pinned.to(device, non_blocking=True)
 
 

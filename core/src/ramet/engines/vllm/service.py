@@ -91,7 +91,7 @@ class VllmService:
         self._asleep = False
         self._weights = WeightState.HERE
         self._has_warned = False  # that sleep frees nothing
-        self._cache_has_nan = False  # the cache of keys and values may hold numbers that are not finite
+        self._cache_has_nan = False  # the cache of keys and values may have numbers that are not finite
         self.failure: str | None = None  # why nothing can be served any more
 
     async def serve(self, request: Request, report: Report) -> Completion:
@@ -285,7 +285,7 @@ class VllmService:
         )
 
     async def _start_update(self) -> None:
-        if not self._asleep:  # then there is none
+        if not self._asleep:  # then there is no cache
             await self._drop_cache()  # prefixes of old weights are silently wrong
         await self._llm.start_weight_update()
 
@@ -330,7 +330,7 @@ class VllmService:
             seed=running.sequence.request.seed if self._seeds else None,
             max_tokens=sampling.max_tokens,
             logprobs=running.sequence.request.top_logprobs or None,
-            ignore_eos=True,  # the stop tokens are those of the request, looked for here
+            ignore_eos=True,  # the request's stop tokens are looked for here
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             extra_args={NAME_KEY: running.name},

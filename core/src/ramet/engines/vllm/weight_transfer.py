@@ -6,7 +6,7 @@ version, and vLLM must then report that version. What differs is what the worker
 - `host`: a chunk is in shared memory of this machine; it needs no communicator, and works on a CPU, where vLLM's own
   receivers do not;
 - `ipc`: a chunk is in memory of the worker's own GPU, which the trainer's process on it has exported (vLLM's receiver);
-- `nccl`: chunks are broadcast by the trainer's first rank (vLLM's receiver), on a CPU by gloo (ours).
+- `nccl`: chunks are broadcast by the trainer's first rank (vLLM's receiver), on a CPU by gloo (Ramet's).
 
 A worker takes chunks of the first two from the start; it joins a broadcast on `connect`. So one which missed a
 broadcast is sent the host's.

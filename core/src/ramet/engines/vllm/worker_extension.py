@@ -1,10 +1,10 @@
-"""What runs inside vLLM's workers: exact numbers of every sampled token, and the version of the weights it is from.
+"""Code inside vLLM's workers: exact numbers of every sampled token, and the version of the weights it is from.
 
-vLLM's own log-probabilities are those before the temperature or those of a cut-off distribution; its logits processors
-see the whole distribution of every row before both. So a processor that changes nothing gives one step's distributions
-to the `recorder`, and a hook after the sampler what was sampled.
-The engine's process fetches the numbers. vLLM imports this module in each worker (`worker_extension_cls`), and with it
-the receiver of new weights becomes known there.
+vLLM's own log-probabilities are from before the temperature or from a cut-off distribution. Its logits processors see
+the full distribution of every row before both. So a processor that changes nothing gives one step's distributions to
+the `recorder`, and a hook after the sampler gives it the sampled tokens. The engine's process fetches the numbers. vLLM
+imports this module in each worker (`worker_extension_cls`), and with it the receiver of new weights becomes known
+there.
 """
 
 from __future__ import annotations
