@@ -87,7 +87,7 @@ def test_ranks_that_do_not_fit_the_sequences_are_named_with_all_else(
     policy = PolicyConfig(sequence_parallel=3, lora_rank=4, offload=Offload.ALL)
     problems = "\n".join(check_policy(config(tiny, policy, workers=4)))
     assert "policy.offload=all" in problems
-    assert "cluster.policy_workers=4 is no multiple of it" in problems
+    assert "cluster.policy_workers=4 is not a multiple of it" in problems
     assert re.search(r"policy\.sequence_parallel=3 .* 2 attention heads", problems)
     assert re.search(r"policy\.lora_rank: .*\bpeft\b", problems)
 
@@ -97,7 +97,7 @@ def test_ranks_that_do_not_fit_the_sequences_are_named_with_all_else(
     [
         (2, 1, 1, "over as many of the cluster.policy_workers=1 ranks; allowed: 1"),
         (3, 1, 16, "over as many of the cluster.policy_workers=16 ranks; allowed: 1, 2, 4, 8, 16"),
-        (4, 2, 4, "over as many of the cluster.policy_workers=4 ranks, in whole groups of policy.sequence_parallel=2; "
+        (4, 2, 4, "over as many of the cluster.policy_workers=4 ranks, in full groups of policy.sequence_parallel=2; "
          "allowed: 1, 2"),
     ],
 )  # fmt: skip

@@ -377,7 +377,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 
         (
             "qwen2",
             {"auto_map": {"AutoModelForCausalLM": "own.Model"}},
-            "not known to be right for models with code of their own (auto_map in config.json); allowed: those of "
+            "not known to be right for models with custom code (auto_map in config.json); allowed: models of "
             "transformers",
         ),
         ("qwen2", WINDOW, "the model has layers of the type sliding_attention; allowed: full_attention"),

@@ -175,7 +175,7 @@ def test_a_checkpoint_points_to_no_file_outside_its_folder(make_spec: MakeSpec, 
     with pytest.raises(CheckpointError) as caught:
         saved_weights(folder)
     assert str(caught.value) == (
-        f"{folder}: could not read the policy: .metadata: names {name!r}, which is no file of the folder itself"
+        f"{folder}: could not read the policy: .metadata: names {name!r}, which is not a file of the folder itself"
     )
 
 

@@ -171,7 +171,7 @@ def test_a_writer_that_raises_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_whole_checkpoint_is_not_replaced_and_a_broken_one_is(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 2)
-    with pytest.raises(CheckpointError, match="whole checkpoint of this step already"):
+    with pytest.raises(CheckpointError, match="intact checkpoint of this step already"):
         checkpoints.save(2, writer("other"))
     flip_a_byte(tmp_path / "step_000002")
     checkpoints.save(2, writer("other"))

@@ -228,7 +228,7 @@ def test_what_the_protocol_cannot_do_is_refused(encoder: Encoder) -> None:
     with pytest.raises(ConfigErrors) as caught:
         worker(encoder, lambda *_: ANSWER, Coin(), step=OtherStep(), tool=tool)
     assert caught.value.problems == [
-        "rollout_step: the released schedule has a turn protocol of its own, with the tags of rollout_step=tags; got "
+        "rollout_step: the released schedule has its own turn protocol, with the tags of rollout_step=tags; got "
         "OtherStep",
         "tools.python: the released schedule gives a tool the text between its tags; this one takes other arguments "
         "than one required string",
@@ -241,11 +241,9 @@ def test_what_a_run_cannot_give_is_refused_before_the_start(register: Callable[.
     config = compose(keys, job="train").config
     assert check_needs(Components(config), config) == []
     config = compose([*keys[:2], "train.staleness=1", "train.old_logprobs=engine"], job="train").config
-    sampled = (
-        "branch_policy=coin trains ends of sequence that no engine sampled, so there is no log-probability of its own"
-    )
+    sampled = "branch_policy=coin trains ends of sequence that no engine sampled, so the engine has no log-probability of them"
     assert check_needs(Components(config), config) == [
-        "train.staleness=1: branch_policy=coin plays a step after the last one's update; set 0",
+        "train.staleness=1: branch_policy=coin runs a step after the last one's update; set 0",
         f"train.old_logprobs=engine: {sampled}; set trainer",
         f"train.tis_cap=2.0: {sampled}; set null",
     ]

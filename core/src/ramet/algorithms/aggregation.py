@@ -1,4 +1,4 @@
-"""Aggregation of per-token losses to one number, by counts over the whole optimiser step.
+"""Aggregation of per-token losses to one number, by counts over the complete optimiser step.
 
 Every mode is a weighted sum of per-token losses whose weights need only global counts. So micro-batches and ranks can
 be added up however the batch is cut, and the gradient does not depend on how sequences were packed.
@@ -30,9 +30,9 @@ def token_weights(
 
     `given` `[T]`: how much a token counts, in its sequence's length too; None: 1.
 
-    Sequences must be whole within the micro-batch. `seq-mean-token-sum-norm` is the mean over sequences of their sums
-    over `max_tokens` (Dr. GRPO, arXiv 2503.20783). `token-sum-norm` divides by that constant alone, as ARPO's released
-    code does under the longer name: its gradient grows with the number of sequences.
+    Sequences must be complete within the micro-batch. `seq-mean-token-sum-norm` is the mean over sequences of their
+    sums over `max_tokens` (Dr. GRPO, arXiv 2503.20783). `token-sum-norm` divides only by that constant, as ARPO's
+    released code does under the longer name: its gradient grows with the number of sequences.
     """
     counted = mask.float() if given is None else torch.where(mask, given, 0.0)
     weights = counted

@@ -1,13 +1,13 @@
 """Per-token estimates of KL(pi || reference) from the log-probabilities of the sampled token.
 
-k1, k2 and k3 are those of J. Schulman, "Approximating KL divergence" (2020); k3 is clamped to [-10, 10]. verl calls
-them `kl`, `mse` and `low_var_kl`. The gradient of k2 is an unbiased estimate of that of the KL for tokens that the
-policy samples, while those of the others are not (k1's is 0 in expectation): the `…+` kinds have the value of their
-name and the gradient of k2 (straight-through; Tang and Munos, arXiv 2506.09477).
+k1, k2 and k3 are from J. Schulman, "Approximating KL divergence" (2020); k3 is clamped to [-10, 10]. verl calls them
+`kl`, `mse` and `low_var_kl`. The gradient of k2 is an unbiased estimate of the KL's gradient for tokens that the policy
+samples. The gradients of the others are not (k1's is 0 in expectation). So the `…+` kinds have the value of their name
+and the gradient of k2 (straight-through; Tang and Munos, arXiv 2506.09477).
 
-All that is of the KL in the loss. As a reward an estimate k has no gradient of its own: it weighs grad log pi, and
-E[grad log pi k] is the gradient of the KL for k1 alone (`k1-reward`). For k3 that of the reversed KL is taken off it,
-which leaves nearly nothing where the policies are close (Shah et al., arXiv 2512.21852).
+That is for the KL in the loss. An estimate k as a reward has no gradient: it weighs grad log pi, and E[grad log pi k]
+is the gradient of the KL only for k1 (`k1-reward`). For k3 the gradient of the reversed KL is subtracted, which leaves
+nearly 0 where the policies are close (Shah et al., arXiv 2512.21852).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class KlController:
 
     coef: float
     target: float | None = None
-    horizon: int = KL_HORIZON  # rollouts, at least those of a step
+    horizon: int = KL_HORIZON  # rollouts, at least as many as a step has
 
     def update(self, kl: float, n_rollouts: int) -> None:
         """`kl` was found over these rollouts. Above the target the coefficient rises, below it falls."""
@@ -42,7 +42,7 @@ class KlPenalty:
     kl: float  # mean over rollouts of the mean over their sampled tokens
 
     def to_go(self, mask: Tensor) -> Tensor:
-        """`[N, T]`: what a sampled token and those after it lose; 0 outside the mask."""
+        """`[N, T]`: the penalty of a sampled token and the tokens after it; 0 outside the mask."""
         return self.token_rewards.double().flip(1).cumsum(1).flip(1).float() * mask
 
 

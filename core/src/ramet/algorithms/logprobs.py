@@ -1,7 +1,7 @@
 """Log-probabilities and entropies from logits: in float32, at the sampling temperature, a bounded piece at a time.
 
-Both are exact: the softmax runs over the whole vocabulary. Only the memory is cut: at most `CHUNK_ELEMENTS` logits
-exist at once, and with gradients the pieces are computed again in the backward pass.
+Both are exact: the softmax runs over the full vocabulary. Only memory is limited: at most `CHUNK_ELEMENTS` logits exist
+at once, and with gradients the pieces are computed again in the backward pass.
 """
 
 from __future__ import annotations

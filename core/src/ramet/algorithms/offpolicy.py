@@ -3,16 +3,15 @@
 With rho = pi_old / mu, each token's policy loss is weighed, without a gradient, by the product of what is chosen:
 
 * `tis_cap`: min(rho_t, cap), truncated importance sampling (Yao et al., "Your efficient RL framework secretly brings
-  you off-policy RL training", 2025; the cap is that of IMPALA, arXiv 1802.01561); with `tis_level=sequence`
+  you off-policy RL training", 2025; the cap is IMPALA's, arXiv 1802.01561); with `tis_level=sequence`
   min(prod_t rho_t, cap) for all tokens of the sequence.
 * `off_policy.token_band`: 0 where rho_t is outside [low, high] (IcePop, Ling Team, arXiv 2510.18855, with [0.5, 5]).
-* `off_policy.sequence_band`: 0 for a whole sequence whose exp(mean_t log rho_t) is outside (with [0.999, 1.001] the
-  geometric rejection of verl's rollout correction). Unlike the product, the mean does not grow with the length.
-* `off_policy.negative_gap_max`: 0 for a whole sequence with A < 0 and mean_t log(mu / pi) above it, pi being the
-  current policy (DeepSeek-V3.2, arXiv 2512.02556): what it would hardly sample any more teaches nothing by its
-  failure.
+* `off_policy.sequence_band`: 0 for every token of a sequence whose exp(mean_t log rho_t) is outside (with [0.999, 1.001]
+  the geometric rejection of verl's rollout correction). Unlike the product, the mean does not grow with the length.
+* `off_policy.negative_gap_max`: 0 for every token of a sequence with A < 0 and mean_t log(mu / pi) above it, pi being
+  the current policy (DeepSeek-V3.2, arXiv 2512.02556): a failure that it would hardly sample any more teaches nothing.
 
-What is weighed 0 stays in the denominators of the loss.
+Tokens of weight 0 stay in the denominators of the loss.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def off_policy_weights(tokens: LossInputs, train: TrainConfig) -> OffPolicy:
 
 
 def truncated_weights(tokens: LossInputs, cap: float | None, *, by_sequence: bool) -> OffPolicy:
-    """Truncated importance sampling alone. `cap` None switches it off: all weights are 1."""
+    """Only truncated importance sampling. `cap` None switches it off: all weights are 1."""
     old, engine = tokens.old_logprobs, tokens.engine_logprobs
     none = torch.zeros_like(old)
     if cap is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 def unit_sums(values: Tensor, mask: Tensor, units: Tensor) -> Tensor:
     """`[T]`: for each token the sum of `values` `[T]` over the masked-in tokens of its unit.
 
-    `units` `[T]` are names. Differentiable; what is outside the mask gets no gradient, whatever its value.
+    `units` `[T]` are names. Differentiable; values outside the mask get no gradient.
     """
     _, unit = torch.unique(units, return_inverse=True)
     zeros = values.new_zeros(int(unit.max()) + 1 if len(unit) else 0)

@@ -2,8 +2,8 @@
 
     L = max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)
 
-PPO's paper (arXiv 1707.06347) has the square alone (eq. 9); the clipped form came with its implementations. Without the
-usual 1/2, as in the released code: the critic has an optimiser of its own, so its loss is added to no other.
+PPO's paper (arXiv 1707.06347) has only the square (eq. 9); the clipped form came with its implementations. Without the
+usual 1/2, as in the released code: the critic has a separate optimiser, so its loss is added to no other.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
     if ":" in config.model.device and config.cluster.policy_workers > 1:
         problems.append(
             f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
-            "takes a device of its own; allowed with several: auto, cpu, cuda"
+            "takes its own device; allowed with several: auto, cpu, cuda"
         )
     described = read_config(config.model)
     problems += check_attention(config.model, device=device, described=described)
@@ -40,7 +40,7 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
     problems = []
     if policy.offload is not Offload.NONE and device == "cpu":
         problems.append(
-            f"policy.offload={policy.offload}: moves what a GPU holds to host memory, and the policy is on a CPU; "
+            f"policy.offload={policy.offload}: moves GPU memory to host memory, and the policy is on a CPU; "
             "allowed here: none"
         )
     elif policy.offload is Offload.ALL and world_size == 1:
@@ -51,10 +51,10 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
     if world_size % policy.sequence_parallel:
         problems.append(
             f"policy.sequence_parallel={policy.sequence_parallel}: that many ranks share each sequence, and "
-            f"cluster.policy_workers={world_size} is no multiple of it"
+            f"cluster.policy_workers={world_size} is not a multiple of it"
         )
     elif (allowed := possible_replicas(policy, world_size)) and policy.replicas not in allowed:
-        sharing = f", in whole groups of policy.sequence_parallel={policy.sequence_parallel}"
+        sharing = f", in full groups of policy.sequence_parallel={policy.sequence_parallel}"
         problems.append(
             f"policy.replicas={policy.replicas}: each copy of the weights is sharded over as many of the "
             f"cluster.policy_workers={world_size} ranks{sharing if policy.sequence_parallel > 1 else ''}; allowed: "

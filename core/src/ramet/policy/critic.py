@@ -44,7 +44,7 @@ class ValueModel(nn.Module):
 
         It is computed at the position that predicts the token, and so does not depend on it.
         """
-        # Values [n] of the trained tokens; with Ulysses each rank computes those [m] of its own positions.
+        # Values [n] of the trained tokens; with Ulysses each rank computes the values [m] of its own positions.
         if self.group is None:
             values = self._values(gathered(hidden_states(self.model, batch).flatten(0, 1), batch.predict))
         else:
@@ -101,7 +101,7 @@ def explained_variance(batch: TrainBatch) -> float:
 
 
 def _zero_head(model: PreTrainedModel) -> nn.Linear:
-    device = "cpu" if model.device.type == "meta" else model.device  # it has values from now on; no file holds it
+    device = "cpu" if model.device.type == "meta" else model.device  # it has values from now on, from no file
     head = nn.Linear(model.config.hidden_size, 1, bias=False, device=device)
     nn.init.zeros_(head.weight)
     return head

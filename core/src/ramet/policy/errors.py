@@ -6,9 +6,9 @@ from ramet.errors import InfraError, RametError
 
 
 class TrainingDiverged(RametError):
-    """Loss or gradient was not finite several times in a row. The weights are those of the last good optimiser step.
+    """Loss or gradient was not finite several times in a row. The weights are from the last good optimiser step.
 
-    `mid_step` says that this one was part of the training step that failed, so they belong to no whole step.
+    `mid_step`: it was part of the training step that failed, so the weights belong to no complete step.
     """
 
     mid_step = False

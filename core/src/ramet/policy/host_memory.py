@@ -1,8 +1,8 @@
 """Host memory that takes copies of a rank's tensors: allocated once, used again, pinned where they come from a GPU.
 
-Only from and to pinned memory does a GPU copy without a stop of its own for every tensor. torch's allocator rounds each
-pinned block up to a power of two, so tensors lie one after another in chunks that are one already. (Torch's own
-`DefaultStager` can be used once only in torch 2.11: https://github.com/pytorch/pytorch/issues/183413)
+A GPU copies without a stop for every tensor only from and to pinned memory. torch's allocator rounds each pinned block
+up to a power of two, so tensors lie one after another in chunks that are one already. (Torch's own `DefaultStager` can
+be used once only in torch 2.11: https://github.com/pytorch/pytorch/issues/183413)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HostBuffers:
         self._held: dict[str, Tensor] = {}
 
     def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies under the same names, whole when this returns; sharded ones are sharded alike.
+        """Return copies under the same names, complete when this returns; sharded ones are sharded alike.
 
         They overwrite the copies of these names that were returned before.
         """
@@ -76,7 +76,7 @@ class HostBuffers:
 
 
 def gpus_of(tensors: Iterable[Tensor]) -> set[torch.device]:
-    """The GPUs that hold this rank's parts."""
+    """The GPUs with this rank's parts."""
     return {tensor.device for tensor in map(own_part, tensors) if tensor.is_cuda}
 
 

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of the trained tokens: one forward pass.
 
 Only positions that predict a trained token go through the output head, which is most of the memory and, for small
-models, much of the time. That needs a model whose logits are its head's output and nothing else: `check_head`.
+models, much of the time. That needs a model whose logits are exactly its head's output: `check_head`.
 
 Body, head and log-probabilities are one module, since the head is used outside the model's own forward pass: FSDP
 gathers weights where a module's forward begins, so what is sharded must begin here; then tied embeddings are one
@@ -48,8 +48,8 @@ class LogprobModel(nn.Module):
 
     def forward(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> TokenLogprobs:
         """One forward pass. Gradients flow if they are enabled. Under FSDP all ranks call it together."""
-        # Hidden states [m, H] that predict trained tokens: all n of them or, with Ulysses, those of this rank's
-        # positions, where `own` [m] indexes into the n.
+        # Hidden states [m, H] that predict trained tokens: all n of them or, with Ulysses, only this rank's positions,
+        # where `own` [m] indexes into the n.
         model, group, n = self.model, self.group, len(batch.targets)
         if group is None:
             states, own_indices = gathered(hidden_states(model, batch).flatten(0, 1), batch.predict), None

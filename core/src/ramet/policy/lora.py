@@ -2,7 +2,7 @@
 
 peft's layers are put into the model, which keeps its class, so that nothing changes for the forward pass and FSDP. The
 names show the rest: a linear layer `X` becomes `X.base_layer`, `X.lora_A.default` and `X.lora_B.default`. So merging
-needs a `state_dict` only, whole or sharded, and an adapter can be merged into a base model that is only on disk.
+needs only a `state_dict`, full or sharded, and an adapter can be merged into a base model that is only on disk.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrain
     """The same model with an adapter on every linear layer but the output head; only it is trained, in float32.
 
     B is 0, so the model answers as before. A is drawn from `seed`, whatever the state of torch's random number
-    generators, so all ranks hold the same. To be called before the model is sharded. Raises `ConfigError` without peft.
+    generators, so all ranks have the same A. Call it before the model is sharded. Raises `ConfigError` without peft.
     """
     if problems := check_lora():
         raise ConfigError(problems[0])
@@ -91,7 +91,7 @@ def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrain
 
 def adapted(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PeftModel:
     """The model with the adapter of `add_adapter`, inside peft's model, which `transformers.Trainer` knows: it saves
-    and loads the adapter alone.
+    and loads only the adapter.
     """
     from peft import PeftModel, get_peft_model
 
@@ -108,7 +108,7 @@ def _linear_layers(model: PreTrainedModel) -> set[str]:
 
 
 def _begin_adapter(model: PreTrainedModel, seed: int) -> None:
-    """Give the adapter its first values, in float32, and let it alone be trained."""
+    """Give the adapter its first values, in float32, and let only it be trained."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
         parameter.requires_grad_(False)
@@ -117,12 +117,12 @@ def _begin_adapter(model: PreTrainedModel, seed: int) -> None:
             if name.endswith(FACTOR_A):
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)  # as peft and nn.Linear do
             layer, _, last = name.rpartition(".")
-            device = HOST if parameter.is_meta else parameter.device  # only what files hold may be without values
+            device = HOST if parameter.is_meta else parameter.device  # only parameters from files may be without values
             setattr(model.get_submodule(layer), last, nn.Parameter(drawn.to(device)))
 
 
 def merged_weights(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole tensors of the plain model's `state_dict`, with the adapters merged; the model stays as it is.
+    """Names and full tensors of the plain model's `state_dict`, with the adapters merged; the model stays as it is.
 
     One tensor is gathered at a time, on the model's device; in `dtype`, to which each rank takes its part before it is
     gathered, or in W's type. Under FSDP all ranks must iterate together. A model without adapters gives its own
@@ -132,7 +132,7 @@ def merged_weights(model: nn.Module, dtype: torch.dtype | None = None) -> Iterat
 
 
 def merged(state: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yield what `merged_weights` yields from a `state_dict`, which may be whole already."""
+    """Yield what `merged_weights` yields from a `state_dict`, which may be gathered already."""
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
@@ -150,7 +150,7 @@ def merged_shapes(model: nn.Module, dtype: torch.dtype) -> list[tuple[str, torch
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The adapters' A and B, whole, under the names of peft's files: all that an engine needs to be sent.
+    """The adapters' A and B, unsharded, under the names of peft's files: all that an engine needs.
 
     One tensor is gathered at a time. Under FSDP all ranks must iterate together.
     """
@@ -183,7 +183,7 @@ def adapters(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class AdapterMerger:
-    """Merges, in an engine's process, an adapter and the base model's files into whole weights, one at a time."""
+    """Merges, in an engine's process, an adapter and the base model's files into full weights, one at a time."""
 
     base: Path  # a Hugging Face folder with safetensors
 

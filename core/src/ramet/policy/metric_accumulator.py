@@ -24,7 +24,7 @@ class RankMetrics:
     counts: Mapping[str, int] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    squares: Mapping[str, float] = field(default_factory=dict)  # of what `sums` and `counts` hold by the same name
+    squares: Mapping[str, float] = field(default_factory=dict)  # of the values in `sums` and `counts` by the same name
 
 
 class MetricAccumulator:

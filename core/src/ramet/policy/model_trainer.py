@@ -69,7 +69,7 @@ class OptimizerStep:
     is_first: bool
 
 
-# The loss of a micro-batch with gradient, its part of the optimiser step's sum. The indices are those of its rows.
+# The loss of a micro-batch with gradient, its part of the optimiser step's sum. The indices name its rows.
 LossOf = Callable[[MicroBatch, Sequence[int], OptimizerStep], Tensor]
 
 
@@ -281,14 +281,16 @@ class ModelTrainer:
         return outcome
 
     def rest(self, *others: nn.Module) -> None:
-        """Keep only this rank's shards on the device until the next call; `others` are models beside the trained one.
+        """Keep only this rank's shards on the device until the next call; `others`: models in addition to the trained
+        one.
 
-        What a pass needed at its peak stays reserved by this process until it is given back, even if another needs it.
+        Memory that a pass needed at its peak stays reserved by this process until it is given back, even if another
+        needs it.
         """
         for module in (self.module, *others):
             reshard(module)
         if self.device.type == "cuda":
-            gc.collect()  # before the cache is emptied: what only a cycle holds would stay; a fifth of a second
+            gc.collect()  # before the cache is emptied, or tensors in reference cycles would stay; 0.2 seconds
             torch.cuda.synchronize(self.device)  # memory that a running kernel uses cannot be given back
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # nor what an engine has mapped, before it is known that it no longer does
             torch.cuda.empty_cache()
@@ -350,7 +352,7 @@ class ModelTrainer:
             )
         if self.bad_steps >= MAX_BAD_STEPS:
             error = TrainingDiverged(
-                f"{what}: not finite {self.bad_steps} times in a row; the weights are those of the last good "
+                f"{what}: not finite {self.bad_steps} times in a row; the weights are from the last good "
                 f"step. {self._advice}"
             )
             error.mid_step = mid_step

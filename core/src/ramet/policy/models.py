@@ -1,4 +1,4 @@
-"""The models of a policy worker: the one that is trained and its frozen reference, whole or sharded over ranks."""
+"""The models of a policy worker: the trained one and its frozen reference, unsharded or sharded over ranks."""
 
 from __future__ import annotations
 
@@ -108,17 +108,17 @@ def _install_attention(
 
 
 def _load(config: ModelConfig, *, sharded: bool) -> tuple[PreTrainedModel, WeightFiles | None]:
-    """The model; to be sharded without weights, beside the files from which each rank reads its part once it is.
+    """The model. If it is to be sharded: without weights, and with the files from which each rank then reads its part.
 
-    Models whose files are no safetensors, or name or cut tensors otherwise than the model does, are loaded whole by
-    every rank.
+    Every rank loads all weights of models whose files are not safetensors, or name or cut tensors otherwise than the
+    model does.
     """
     if sharded and WeightFiles.are_in(Path(config.path)):
         model, files = model_without_weights(config), WeightFiles(Path(config.path))
         if files.hold({name: tuple(parameter.shape) for name, parameter in model.named_parameters()}):
             return model, files
     if sharded:
-        logger.info("model.path: the files in %s are converted on loading: every rank loads the whole", config.path)
+        logger.info("model.path: the files in %s are converted on loading: every rank loads all weights", config.path)
     return load_model(config, device=HOST if sharded else None), None
 
 
@@ -145,7 +145,7 @@ def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
 
 
 def row_cost(model: PreTrainedModel, device: torch.device) -> Cost:
-    """What one sequence alone costs, with any attention kernel."""
+    """The cost of one sequence, with any attention kernel."""
     return model_cost(model.config.hidden_size, device)
 
 

@@ -2,9 +2,8 @@
 
     L = sum_t w_t (rho_t * policy_loss_t + kl_coef * kl_t - entropy_coef * H_t)
 
-w_t comes from `train.loss_aggregation`, the counts of the whole optimiser step and the weights that an estimator gives
-tokens; rho_t is the off-policy weight. With
-`train.kl_estimator=k1-reward` the KL is in the advantages instead.
+w_t comes from `train.loss_aggregation`, the counts of the complete optimiser step and the weights that an estimator
+gives tokens; rho_t is the off-policy weight. With `train.kl_estimator=k1-reward` the KL is in the advantages instead.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Objective:
         if not rows:
             return policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
         tokens = self._batch.loss_inputs(rows, policy.logprobs, policy.entropies)
-        # The policy's loss. A loss gets what it needs and nothing else that costs a pass. It may overflow on tokens
-        # outside the mask; without a gradient there, 0 * inf cannot reach the weights.
+        # The policy's loss. A loss gets only the inputs of its `needs`, since others cost a pass. It may overflow on
+        # tokens outside the mask; without a gradient there, 0 * inf cannot reach the weights.
         inputs = replace(
             tokens,
             logprobs=torch.where(tokens.mask, tokens.logprobs, tokens.logprobs.detach()),
@@ -119,7 +118,7 @@ class Objective:
 def unchanged(batch: LossInputs | AdvantageInputs, who: str) -> Iterator[None]:
     """Raise `PluginError` if the block changes a tensor of `batch` in place.
 
-    The core continues with the same tensors, and nothing else would show the change. torch counts the changes of a
+    The core continues with the same tensors, and no other check would show the change. torch counts the changes of a
     tensor itself, so this costs nothing.
     """
 

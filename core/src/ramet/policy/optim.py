@@ -17,7 +17,7 @@ from ramet.config.schema import Offload, PolicyConfig, Schedule
 from ramet.policy.distributed.sharding import full_tensor
 from ramet.policy.host_memory import HostBuffers
 
-BETA1 = 0.9  # of AdamW; what is tuned for agents is beta2
+BETA1 = 0.9  # of AdamW; for agents only beta2 is tuned
 MANY = 10**7  # parameters, for which a step of AdamW takes a time that counts on a CPU
 
 
@@ -62,7 +62,7 @@ def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> tor
 def clip_gradients(parameters: Iterable[Parameter], max_norm: float) -> float:
     """Scale the gradients to at most `max_norm` and return the norm before; it may not be finite.
 
-    Both are of whole gradients, also if a rank has only its part of them.
+    Both are over complete gradients, also if a rank has only its part of them.
     """
     listed = list(parameters)
     norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in listed if p.grad is not None]))

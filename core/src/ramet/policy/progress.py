@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PassProgress:
-    """`number` counts from 1. Of an update, `total` is estimated from the current optimiser step's micro-batches."""
+    """`number` counts from 1. For an update, `total` is estimated from the current optimiser step's micro-batches."""
 
     what: str
     number: int
@@ -22,7 +22,7 @@ class PassProgress:
 
 
 class PassCounter:
-    """Counter of one rank's passes. `now` is None while nothing is computed."""
+    """Counter of one rank's passes. `now` is None between passes."""
 
     def __init__(self) -> None:
         self.now: PassProgress | None = None

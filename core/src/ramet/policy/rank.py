@@ -47,7 +47,7 @@ CRITIC_ADVICE = (
 
 
 class PolicyRank:
-    """Trains as `spec` and `critic` describe; the weights are those of their `model` until `load`."""
+    """Trains as `spec` and `critic` describe; the weights come from their `model` until `load`."""
 
     def __init__(
         self, spec: PolicySpec, critic: CriticSpec | None = None, *, rank: int = 0, world_size: int = 1
@@ -128,9 +128,9 @@ class PolicyRank:
         """Train the policy on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
 
         `step` counts from 1. Log-probabilities that are not given are computed as `train.old_logprobs` asks; if there
-        is only one optimiser step, pi_old is the policy itself and costs no pass of its own. Rows whose advantages are
-        all 0 are counted, and not computed unless another term of the loss needs them; means over tokens leave them out
-        then. Returns metrics. Raises `TrainingDiverged` on all ranks, and `OutOfMemory`.
+        is only one optimiser step, pi_old is the policy itself and costs no extra pass. Rows whose advantages are all 0
+        are counted, and not computed unless another term of the loss needs them; means over tokens leave them out then.
+        Returns metrics. Raises `TrainingDiverged` on all ranks, and `OutOfMemory`.
         """
         rows, started = batch.rows, time.monotonic()
         order = self.policy.minibatches(rows, step)
@@ -172,13 +172,13 @@ class PolicyRank:
         return measured and measured | {"critic/explained_variance": explained_variance(batch)}
 
     def rest(self) -> None:
-        """Hold as little device memory as possible until the next call: an engine on this device is about to work."""
+        """Use as little device memory as possible until the next call: an engine on this device is about to work."""
         self.policy.rest(*([self.reference] if self.reference is not None else []))
         if self.critic is not None:
             self.critic.rest()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Give names and whole tensors of the Hugging Face model's `state_dict`, adapters merged.
+        """Give names and full tensors of the Hugging Face model's `state_dict`, adapters merged.
 
         All ranks of a replica iterate together, one tensor at a time. A tensor that is neither sharded nor merged is
         the rank's own, not a copy.
@@ -196,8 +196,8 @@ class PolicyRank:
         return merged_shapes(self.model, DTYPES[self.spec.model.dtype])
 
     def stage(self, waited_for: bool = False) -> None:
-        """Copy what a checkpoint holds into host memory, for `write_staged`. `waited_for`: nothing is trained until it
-        is written, so on a CPU nothing is copied.
+        """Copy the contents of a checkpoint into host memory, for `write_staged`. `waited_for`: nothing is trained
+        until it is written, so on a CPU nothing is copied.
 
         Raises `RuntimeError` while the copy before is being written.
         """
@@ -223,7 +223,7 @@ class PolicyRank:
             export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
 
     def _saved(self) -> list[tuple[ModelTrainer, str]]:
-        """What a checkpoint holds, and the folder of each in it."""
+        """The contents of a checkpoint, each with its folder."""
         return [(self.policy, "")] if self.critic is None else [(self.policy, ""), (self.critic, CRITIC)]
 
     def _need_critic(self) -> ModelTrainer:

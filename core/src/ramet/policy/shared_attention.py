@@ -1,9 +1,9 @@
 """The attention of micro-batches in which every prefix is computed once (`batching/shared.py`).
 
-It is registered with transformers as one more attention, which wraps the model's own: a forward pass that is given a
-plan computes what the plan says, with SDPA or, where that is the model's attention, torch's `varlen` or FlexAttention,
-and any other pass is what it was. The plan goes through the model's forward pass as a keyword, and so reaches every
-layer, also where activation checkpointing computes a layer again.
+It is registered with transformers as one more attention, which wraps the model's own. A forward pass with a plan
+computes by the plan, with SDPA or, if that is the model's attention, torch's `varlen` or FlexAttention. Any other pass
+is unchanged. The plan goes through the model's forward pass as a keyword, and so reaches every layer, also where
+activation checkpointing computes a layer again.
 
 Keys and values of a path are gathered for each run that needs them, but for FlexAttention, which is given the row as it
 is. The gradient of one that many runs read is the sum over all of them, and is added up in float32: in bfloat16 the
@@ -48,9 +48,9 @@ def sharing_problems(config: PretrainedConfig) -> list[str]:
             f"not known to be right for models of the type {config.model_type!r}; allowed: {', '.join(MODELS)}"
         )
     if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
-        # Code that does not hand keywords on to the attention would get other numbers, without an error.
+        # Code that does not pass keywords to the attention would get other numbers, without an error.
         problems.append(
-            "not known to be right for models with code of their own (auto_map in config.json); allowed: those of "
+            "not known to be right for models with custom code (auto_map in config.json); allowed: models of "
             "transformers"
         )
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
@@ -189,7 +189,7 @@ class _SharedAttention:
         # [S, heads, D] each; rotary embeddings give float32 under autocast
         rows = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]
         mixed = self._attend(rows, shared, kwargs["scaling"])
-        # 0 at positions after those of the plan: the padding of Ulysses
+        # 0 at positions after the plan's: the padding of Ulysses
         return pad(mixed, (0, 0, 0, 0, 0, query.shape[2] - len(mixed)))[None], None
 
 
@@ -228,7 +228,7 @@ def _call(
     """All `[n * X, heads, D]`; of the queries."""
     query, key, value = (x.view(call.n_runs, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
-    in_kernel = groups > 1 and (mask is None or query.device.type == "cpu")  # on CUDA not beside a mask
+    in_kernel = groups > 1 and (mask is None or query.device.type == "cpu")  # on CUDA not with a mask
     if groups > 1 and not in_kernel:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     mixed = scaled_dot_product_attention(

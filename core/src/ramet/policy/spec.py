@@ -16,7 +16,7 @@ class PolicySpec:
     policy_loss: PolicyLoss
     temperature: float  # of training rollouts; all log-probabilities and entropies are those at this temperature
     max_response_tokens: int  # the constant of the `…-sum-norm` aggregations
-    total_steps: int  # training steps of the whole run, for the schedule
+    total_steps: int  # training steps of the complete run, for the schedule
     seed: int
     needs: frozenset[Need] = field(default_factory=frozenset)  # of the advantage estimator
     critic_warmup_steps: int = 0  # first steps, without an update of the policy; its schedule begins then
@@ -29,7 +29,7 @@ class PolicySpec:
     def skips_without_advantage(self) -> bool:
         """Whether a row whose advantages are all 0 adds nothing to loss and gradient, so that it need not be computed.
 
-        False if a term besides the policy loss uses it.
+        False if another term than the policy loss uses it.
         """
         if self.kl_in_loss or self.train.entropy_coef or self.policy_loss.needs & {Need.ENTROPY, Need.REFERENCE}:
             return False
@@ -48,5 +48,5 @@ class CriticSpec:
     policy: PolicyConfig  # its learning rate is not used
     train: TrainConfig
     options: CriticOptions
-    total_steps: int  # training steps of the whole run, for the schedule
+    total_steps: int  # training steps of the complete run, for the schedule
     seed: int

@@ -72,9 +72,7 @@ class PrefixStore:
         try:
             written = dict(json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{folder / ORIGIN}: not written by a run with its stored prefixes: {error}"
-            ) from error
+            raise ConfigError(f"{folder / ORIGIN}: not written by a run with its stored prefixes: {error}") from error
         raise_all(_differences(folder / GROUPS, written, self._origin))
         for record in read_records(folder / GROUPS):
             self._keep(record)

@@ -156,8 +156,7 @@ def _checked(resolved: Resolved, source: _Source) -> Manifest:
     differences = changes(RunState.read(source.folder), RunState(config=resolved.text, manifest=manifest))
     if not config.run.allow_config_change:
         raise_all(
-            f"{text}; the updates would differ from {source.folder}: undo it, or set "
-            "run.allow_config_change=true"
+            f"{text}; the updates would differ from {source.folder}: undo it, or set run.allow_config_change=true"
             for text in differences.harmful
         )
     for text in differences.harmful:
@@ -242,9 +241,7 @@ class _Replay:
                 "GPUs add in another order" if self.config.model.device != "cpu" else "they should not",
             )
             return
-        logger.info(
-            "after %d steps the parameters equal %s, to the bit", self.steps, self.source.checkpoint.folder
-        )
+        logger.info("after %d steps the parameters equal %s, to the bit", self.steps, self.source.checkpoint.folder)
 
 
 def largest_difference(first: Path, second: Path) -> float:

@@ -75,9 +75,7 @@ class Saver:
         try:
             await writing
         except Exception as error:
-            logger.warning(
-                "CHECKPOINT OF STEP %d NOT SAVED: %s; the newest is of step %d", step, error, self.saved
-            )
+            logger.warning("CHECKPOINT OF STEP %d NOT SAVED: %s; the newest is of step %d", step, error, self.saved)
 
     async def _is_best(self, step: int, score: CheckpointScore | None) -> bool:
         if score is None:

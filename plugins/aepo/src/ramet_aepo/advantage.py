@@ -4,8 +4,8 @@
     z_t = (H_t - mean H) / std H               of a token's entropy, over all trained tokens of the step
     A_it = A_i * max(0, 1 + a * z_t)
 
-H are the engine's exact entropies, those of the policy that sampled; there is no gradient through them. A token that
-rollouts share is counted in each of them, as it is trained.
+H are the engine's exact entropies, of the policy that sampled, without a gradient. A token that rollouts share is
+counted in each of them, as it is trained.
 """
 
 from __future__ import annotations

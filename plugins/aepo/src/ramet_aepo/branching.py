@@ -12,7 +12,7 @@ the budget are roots.
 
 `change` is ARPO's, of a turn against the first turn of the rollout's root (`ramet.entropy_change`). l counts branch
 points: turns at whose beginning a fork was made, the fork's own first turn included. Budget that is left when
-everything has finished goes to whole rollouts from the prompt. Deviations from the paper are in the README.
+everything has finished goes to new rollouts from the prompt. Deviations from the paper are in the README.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The clipped surrogate of PPO that keeps a gradient above the range (arXiv 2510.14545, §3).
 
-With r = pi / pi_old the value is that of PPO with an asymmetric range and dual clip, at every r. The gradient is that
-value's too, except that A > 0 and r > 1 + high does not end it:
+With r = pi / pi_old the value equals PPO's with an asymmetric range and dual clip, at every r. So does the gradient,
+except that A > 0 and r > 1 + high does not end it:
 
     gradient of the loss by log pi = -A * factor
     factor = 1 + high    A > 0 and r > 1 + high (PPO: 0)

@@ -3,7 +3,7 @@
 N rollouts start from the prompt. The entropies of a root's first k tokens are the baseline of the root and of all that
 descend from it. When the first k tokens after a tool result are known, `change = normalize(H_t - H_initial)`; the
 rollout is forked after that tool result if `alpha + beta * change > tau`, or with that probability, and continues
-itself. Budget that is left when everything has finished goes to whole rollouts from the prompt, all at once.
+itself. Budget that is left when everything has finished goes to new rollouts from the prompt, all at once.
 
 Deviations from the paper, each an option or stated in the README: the scale of the change (`normalizer`), and vectors
 of different length (a turn shorter than k) are compared position by position over the shorter one.

@@ -1,6 +1,6 @@
 """ARPO and AEPO as their authors released them, with their defects: to reproduce published runs.
 
-Both play by a rollout method of their own, the released round schedule (`method.LockstepMethod`).
+Both have a separate rollout method, the released round schedule (`method.LockstepMethod`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advantages weighed by a softmax of entropies: what the project's documents say, and no code of it ever did.
+"""Advantages weighed by a softmax of entropies: as in the project's documents, never in its code.
 
     A_i = (R_i - mean R) / (std R + eps)
     w_t = n_i * exp(H_t / T) / sum over the trained tokens s of rollout i of exp(H_s / T)

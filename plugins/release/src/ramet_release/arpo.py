@@ -1,4 +1,4 @@
-"""The released branch rule: a draw that the change of entropy shifts. There is no threshold of the entropy.
+"""The released branch rule: a draw that the change of entropy shifts, without a threshold of the entropy.
 
 A copy is made if clip(U - w * (H - H_base), 0, 1) <= p, so with probability clip(p + w * (H - H_base), 0, 1) for p < 1.
 """

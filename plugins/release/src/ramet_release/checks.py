@@ -9,11 +9,11 @@ from ramet_release.internals import Capability, Config, OldLogprobs, Tags
 
 
 def protocol_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: Sequence[str]) -> list[str]:
-    """List problems of the turn protocol; `stateful` names what holds states."""
+    """List problems of the turn protocol; `stateful` names components with states."""
     problems = []
     if not isinstance(step, Tags):
         problems.append(
-            "rollout_step: the released schedule has a turn protocol of its own, with the tags of rollout_step=tags; "
+            "rollout_step: the released schedule has its own turn protocol, with the tags of rollout_step=tags; "
             f"got {type(step).__name__}"
         )
     for tool in tools:
@@ -23,7 +23,7 @@ def protocol_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: 
                 "other arguments than one required string"
             )
     problems += [
-        f"{name}: holds states, which the released schedule cannot copy; choose another branch policy"
+        f"{name}: has states, which the released schedule cannot copy; choose another branch policy"
         for name in stateful
     ]
     return problems
@@ -38,8 +38,8 @@ def training_problems(config: Config, capabilities: frozenset[Capability]) -> It
             "none"
         )
     if config.train.staleness:
-        yield f"train.staleness={config.train.staleness}: {who} plays a step after the last one's update; set 0"
-    none = f"{who} trains ends of sequence that no engine sampled, so there is no log-probability of its own"
+        yield f"train.staleness={config.train.staleness}: {who} runs a step after the last one's update; set 0"
+    none = f"{who} trains ends of sequence that no engine sampled, so the engine has no log-probability of them"
     if config.train.old_logprobs is OldLogprobs.ENGINE:
         yield f"train.old_logprobs=engine: {none}; set trainer"
     if config.train.tis_cap is not None:

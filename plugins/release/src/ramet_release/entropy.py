@@ -2,9 +2,9 @@
 
     H = - sum over the first k tokens, and over the log-probabilities l of each, of exp(l) * l, divided by ln V
 
-A token's log-probabilities are those of the most likely ones, and its own if it is none of them. They are a part of the
-distribution and are not normalised; the sum is not divided by k, so short segments have less. V is the number of the
-tokenizer's tokens.
+A token's log-probabilities belong to the most likely tokens, and to itself if it is not among them. They are a part of
+the distribution and are not normalised; the sum is not divided by k, so short segments have less. V is the number of
+the tokenizer's tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-TOP_LOGPROBS = 10  # of each token, besides its own
+TOP_LOGPROBS = 10  # of each token, in addition to its own
 
 
 def segment_entropy(top_logprobs: Sequence[Sequence[float]], vocab_size: int) -> float:

@@ -1,4 +1,4 @@
-"""Everything of Ramet that this plugin needs beyond what `ramet` offers to plugins; nothing else of it imports that.
+"""Internals of Ramet that this plugin needs in addition to the plugin API; only this module imports them.
 
 None of it is part of the contract, so this package is released together with the core.
 """

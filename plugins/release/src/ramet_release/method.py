@@ -1,4 +1,4 @@
-"""The rollout method of the released schedule: what a worker plays is one batch, in rounds.
+"""The rollout method of the released schedule: a worker's rollouts are one batch, in rounds.
 
 Under Ray each worker's share of a step is one batch. The table of entropies is never cleared: it outlives batches,
 steps and validations, and is empty again in a process that is started again.
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class LockstepMethod:
-    """Plays the rollouts of a `LockstepPolicy` for one worker.
+    """Runs the rollouts of a `LockstepPolicy` for one worker.
 
     `draw`: numbers in [0, 1) for the branch decisions; None: by the seed.
     """
@@ -68,14 +68,14 @@ class LockstepMethod:
             )
 
     async def play(self, share: Share) -> list[Group]:
-        """Play in rounds of all groups, each of which is complete when the last round is over."""
+        """Run rounds over all groups, each of which is complete when the last round is over."""
         groups = (await self.batch(share)).groups()
         for group in groups:
             share.done(group)
         return groups if share.plan.kept else []
 
     async def batch(self, share: Share) -> LockstepBatch:
-        """The groups, played to their end."""
+        """The groups, run to their end."""
         ends_at = asyncio.get_running_loop().time() + share.deadline.left()
         schemas_of = self._worker.jobs.schemas_of
         prompts = [
@@ -113,7 +113,7 @@ class LockstepMethod:
     ) -> list[int]:
         """Return how many rows each prompt starts with: all of them where nothing may branch, as in validation.
 
-        There the release plays a monitored rollout too, and its result is always 1, of 1; here it is left out.
+        There the release runs a monitored rollout too, and its result is always 1, of 1; here it is left out.
         """
         size, policy = engine.plan.group_size, self.policy
         if not engine.plan.branch:

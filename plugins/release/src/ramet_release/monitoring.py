@@ -1,4 +1,4 @@
-"""What the released AEPO does before its rollouts: a probe of each prompt, and a whole rollout that is thrown away."""
+"""Steps of the released AEPO before its rollouts: a probe of each prompt, and a full rollout that is thrown away."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchDraw:
-    """One attempt to copy a rollout. Entropies are those of `segment_entropy`.
+    """One attempt to copy a rollout. Entropies come from `segment_entropy`.
 
-    `base` is what the table has for this place in the batch; `consecutive` counts the rounds without a break in which
+    `base` is the table's value for this place in the batch; `consecutive` counts the rounds without a break in which
     the prompt got new rollouts, whatever their kind.
     """
 
@@ -29,10 +29,10 @@ class BranchDraw:
 
 
 class LockstepPolicy(ABC):
-    """A branch policy that plays in rounds: where it is chosen, `LockstepMethod` plays the rollouts.
+    """A branch policy with rounds: where it is chosen, `LockstepMethod` runs the rollouts.
 
     `beam_size`: a rollout is copied at most one time less in a round. `initial_rollouts`: None is half the budget, at
-    least one. `probe_tokens`: not None if each prompt is first sampled this far, and then plays a whole rollout whose
+    least one. `probe_tokens`: not None if each prompt is first sampled this far, and then gets a full rollout whose
     tokens are thrown away; `monitored_roots` gets their entropies.
     """
 
@@ -51,7 +51,7 @@ class LockstepPolicy(ABC):
         """Whether this attempt makes a copy."""
 
     def monitored_roots(self, budget: int, root: float, segments: Sequence[float]) -> int:
-        """How many rollouts a prompt starts with, by the entropy of its probe and those of the thrown away rollout."""
+        """How many rollouts a prompt starts with, by the entropies of its probe and of the thrown away rollout."""
         return self.roots(budget)
 
     def roots(self, budget: int) -> int:

@@ -18,9 +18,9 @@ def stop_strings(tools: Sequence[ToolSchema]) -> tuple[str, ...]:
 
 
 def requested(text: str, tag: str) -> str | None:
-    """What the last pair of this tag holds, stripped; None if it is empty or there is no opening tag.
+    """Text in the last pair of this tag, stripped; None if it is empty or has no opening tag.
 
-    `text` is the whole rollout, prompt and results included: an example in the prompt can be taken for a call.
+    `text` is the complete rollout, prompt and results included: an example in the prompt can be taken for a call.
     """
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
@@ -28,7 +28,7 @@ def requested(text: str, tag: str) -> str | None:
 
 
 def result_segment(text: str, turn: int, tag: str, result_tag: str, encoder: Encoder) -> Segment:
-    """A tool's result in its wrapper, tokenised as a text of its own as the tokenizer does by default.
+    """A tool's result in its wrapper, tokenised as a separate text as the tokenizer does by default.
 
     So special tokens that the text spells become real ones, and some tokenizers begin it with a BOS.
     """
@@ -38,7 +38,7 @@ def result_segment(text: str, turn: int, tag: str, result_tag: str, encoder: Enc
 
     try:
         ids = encoder.tokenizer.encode(wrapped(text))
-    except Exception as error:  # of whatever tokenizer: the text may hold what it cannot encode
+    except Exception as error:  # any tokenizer's: it may be unable to encode the text
         text = f"Error: Tool({tag}) execution failed with message: {error}"
         ids = encoder.tokenizer.encode(wrapped(text))
     return Segment(

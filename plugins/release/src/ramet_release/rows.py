@@ -21,7 +21,7 @@ Cuts: TypeAlias = dict[tuple[int, int], tuple[Segment, Segment]]
 class LockstepRow:
     """`index` is its place in the batch, in the order in which rows were created; the entropy table knows rows by it.
 
-    `entropy` is that of the segment that it sampled last. An active row takes part in the next round.
+    `entropy` belongs to the segment that it sampled last. An active row takes part in the next round.
     """
 
     index: int
@@ -40,7 +40,7 @@ class LockstepRow:
 
 
 def padding_copy(last: LockstepRow, index: int, root: int, fault: Fault) -> LockstepRow:
-    """What fills a group that is short: a copy of its last row with an id of its own, as a root.
+    """Filler of a short group: a copy of its last row with a new id, as a root.
 
     The released loop never ends with a short group. Here the step's deadline may end it, so a copy is masked.
     """
@@ -65,7 +65,7 @@ def cut_response(live: LiveRollout, tokens: int, cuts: Cuts, encoder: Encoder) -
 
 
 def n_attended(response: Sequence[Segment], ends: Collection[int]) -> int:
-    """How many tokens of a response are attended to: those up to and with the first end of sequence, else all.
+    """How many tokens of a response are attended to: up to and with the first end of sequence, otherwise all.
 
     An end of sequence in a tool's result hides what follows it, which is neither rewarded nor trained.
     """

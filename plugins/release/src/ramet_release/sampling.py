@@ -39,7 +39,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEngine:
-    """The engine as rounds use it. Requests share prefixes by their content alone, as the release relies on."""
+    """The engine as rounds use it. Requests share prefixes only by content, as the release relies on."""
 
     engine: Engine
     plan: ResolvedPlan

@@ -2,9 +2,9 @@
 
 A round: every active row is continued by one engine call, and the slowest holds up all; all tool calls of the round
 run, and the slowest holds up all; each prompt with budget left copies active rows where its rule says so, older rows
-first; each prompt without an active row starts one fresh row. So what is missing of a group comes one by one, a branch
-is decided by the segment before the tool call, and an entropy is compared with the first one ever seen at the row's
-place in a batch, whichever prompt that belonged to.
+first; each prompt without an active row starts one fresh row. So a group's missing rollouts come one by one, and a
+branch is decided by the segment before the tool call. An entropy is compared with the first one ever seen at the row's
+place in a batch, from any prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LockstepBatch:
     _consecutive: list[int] = field(default_factory=list)  # rounds in which each prompt got rows, without a break
 
     async def run(self, roots: Sequence[int]) -> None:
-        """Play all rounds. `roots`: with how many rows each prompt starts."""
+        """Run all rounds. `roots`: with how many rows each prompt starts."""
         self._roots, self._consecutive = [0] * len(roots), [0] * len(roots)
         for prompt, n in enumerate(roots):
             for _ in range(n):

@@ -35,7 +35,7 @@ class LockstepPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
-    """The turn protocol with what it needs; tags are those of the step `tags`."""
+    """The turn protocol with its parts; tags as in the step `tags`."""
 
     encoder: Encoder
     tools: ReleasedTools
@@ -46,7 +46,7 @@ class TurnRules:
     def call(
         self, prompt: LockstepPrompt, completion: Completion, text: str, rollout: str, turn: int
     ) -> ToolCall | None:
-        """What this completion asks for, if it ended at a tool's tag; `text` is the whole context. None: nothing."""
+        """The call of this completion, if it ended at a tool's tag; `text` is the complete context. None: no call."""
         schema = next(tool for tool in prompt.tools if f"</{tool.name}>" == completion.stop)
         content = requested(text, schema.name)
         if content is None:
@@ -65,7 +65,7 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlayer:
-    """Plays rounds of one batch. `base`: place in a batch -> entropy of the first segment ever sampled there."""
+    """Runs rounds of one batch. `base`: place in a batch -> entropy of the first segment ever sampled there."""
 
     prompts: Sequence[LockstepPrompt]
     rules: TurnRules
@@ -97,7 +97,7 @@ class TurnPlayer:
         )
 
     def _take(self, row: LockstepRow, reply: Completion | Fault) -> ToolCall | None:
-        """Append what a row sampled; what it asks for, if it does."""
+        """Append a row's sampled tokens; returns its call, if any."""
         live = row.live
         if isinstance(reply, Fault):
             live.fault = reply

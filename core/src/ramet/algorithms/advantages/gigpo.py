@@ -9,9 +9,9 @@ share everything before them: the prompt with the first observation, if its toke
 So without names and forks only the first turns are compared; the metric `advantage/turns_compared` says how many turns
 there were to compare.
 
-r_l is the reward of turn l: what the step gave for it (`turn_rewards`) and the token rewards in it. What the rollout's
-reward has besides is added to its last turn, so the rewards of its turns add up to its score. A turn whose state no
-other turn began in has A^S = 0 (the mean of one is itself; the authors' code leaves its return uncentred).
+r_l is the reward of turn l: the step's reward for it (`turn_rewards`) and the token rewards in it. The rest of the
+rollout's reward is added to its last turn, so the rewards of its turns add up to its score. A turn whose state no other
+turn began in has A^S = 0 (the mean of one is itself; the authors' code leaves its return uncentred).
 
 Shapes: N rollouts, K turns, T response tokens.
 """
@@ -74,8 +74,8 @@ class _Turns:
 def _turns(batch: AdvantageInputs) -> _Turns:
     mask, turn_ids, length = batch.mask, batch.turn_ids, batch.mask.shape[1]
     count = int(turn_ids[mask].max()) + 1 if mask.any() else 1
-    # [N, K + 1]: the position of each turn's first sampled token, `length` where there is none; the last column takes
-    # what was not sampled.
+    # [N, K + 1]: the position of each turn's first sampled token, `length` if it has none; the last column takes the
+    # rest.
     first = torch.full((len(mask), count + 1), length, device=mask.device)
     position = torch.arange(length, device=mask.device).expand(mask.shape)
     first.scatter_reduce_(1, torch.where(mask, turn_ids, count), position, "amin")

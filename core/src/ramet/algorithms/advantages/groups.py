@@ -1,4 +1,7 @@
-"""What estimators share beside `ramet.helpers.group_scores`: sums by group, a metric, rows to tokens."""
+"""Functions that estimators share, in addition to `ramet.helpers.group_scores`:
+
+sums by group, a metric, rows to tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REINFORCE++ (Hu et al., arXiv 2501.03262): no group statistics in the scale, which is the whole step's.
+"""REINFORCE++ (Hu et al., arXiv 2501.03262): the scale is the complete step's, not the group's.
 
     A_t = whitened over the step's sampled tokens: sum_{l >= 0} gamma^l r_{t+l}        `reinforce_pp`
     A_i = whitened over the step's sampled tokens: s_i - mean of its group             `reinforce_pp_baseline`
@@ -49,7 +49,7 @@ class ReinforcePp:
         if batch.token_rewards is not None:
             rewards = rewards + batch.token_rewards.double()
         sums = discounted_sums(rewards, gamma)
-        # [N, T]: the first inserted position from here on, or T; what the sum holds from there on is taken out.
+        # [N, T]: the first inserted position from here on, or T; the sum from there on is taken out.
         length = mask.shape[1]
         position = torch.arange(length, device=mask.device)
         end = torch.where(mask, length, position).flip(1).cummin(1).values.flip(1) if length else mask.long()

@@ -2,7 +2,7 @@
 
     A_t = (reward of the rollout and of its tokens from t on) - (reward of the greedy rollout and of all its tokens)
 
-The greedy rollout is played besides the group and is not trained on; a group whose greedy rollout is masked is left
+The greedy rollout runs in addition to the group and is not trained on; a group whose greedy rollout is masked is left
 out.
 """
 

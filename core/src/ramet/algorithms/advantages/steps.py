@@ -1,8 +1,8 @@
 """Time steps of a rollout, and discounted sums over them.
 
-A time step is a *sampled* token: what a tool inserted is not an action, so a tool result is not discounted, however
-long. A rollout's reward is added at its last sampled token, and a token reward on an inserted token at the action that
-led there: the last sampled token before it.
+A time step is a *sampled* token. Inserted tokens are not actions, so a tool result is not discounted, however long. A
+rollout's reward is added at its last sampled token, and a token reward on an inserted token at the action that led
+there: the last sampled token before it.
 
 Shapes: N rollouts, T response tokens, K time steps; K <= T, since only sampled tokens are steps.
 """
@@ -53,8 +53,8 @@ def discounted_sums(values: Tensor, discount: float) -> Tensor:
     """`[N, K]` float64: at k the sum over l >= 0 of `discount^l * values[k + l]`. `discount` in [0, 1].
 
     Nothing loops over time: the sum is computed in blocks of 32 steps, each a product with a matrix of powers of the
-    discount, and the sums at the blocks' first steps are the same problem again, 32 times shorter. No power is ever
-    divided by, so no discount can overflow.
+    discount. The sums at the blocks' first steps are the same problem again, 32 times shorter. No power is ever divided
+    by, so no discount can overflow.
     """
     values = values.double()
     n, length = values.shape
@@ -66,8 +66,8 @@ def discounted_sums(values: Tensor, discount: float) -> Tensor:
     if length % width:
         values = torch.nn.functional.pad(values, (0, -length % width))
     sums = values.view(n, -1, width) @ inside
-    # Column 0 is a block's whole sum, discounted to its first step. Summed over the blocks from the next one on, by the
-    # same function with discount^width, it is [N, blocks - 1]: what enters a block at its end, decayed to each step.
+    # Column 0 is a block's sum, discounted to its first step. Summed over the blocks from the next one on, by the
+    # # same function with discount^width, it is [N, blocks - 1]: the value at a block's end, decayed to each step.
     if sums.shape[1] > 1:
         entering = discounted_sums(sums[:, 1:, 0], discount**width)
         sums[:, :-1].addcmul_(entering[:, :, None], decay)

@@ -1,4 +1,4 @@
-"""Trees of a group, identified by `node_ids` alone: rollouts are of one tree where they share their first token.
+"""Trees of a group, identified only by `node_ids`: rollouts that share their first token are of one tree.
 
 So forks of a rollout that is masked, and is not a row, are still of one tree.
 """
@@ -12,7 +12,7 @@ from ramet.types import AdvantageInputs
 
 
 def tree_ids(batch: AdvantageInputs) -> Tensor:
-    """`[N]` int64 names of the trees. A rollout without a token is a tree of its own."""
+    """`[N]` int64 names of the trees. A rollout without a token is a separate tree."""
     n = len(batch.rewards)
     alone = -2 - torch.arange(n, device=batch.node_ids.device)
     if not batch.node_ids.shape[1]:

@@ -10,7 +10,7 @@ mu are the engine's probabilities, from which mask and ratio are measured (§5.2
 preset. With `trainer` they are measured from pi_old, which the paper advises against.
 
 A ratio of 2 at a rare token is hardly a move (0.001 to 0.002) and is kept; PPO's clip would leave it out. The bounds of
-0.15 and, kl, 0.05 are those of the authors' script.
+0.15 and, kl, 0.05 are from the authors' script.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     s_i = exp(mean_t sgn(A_t) min(sgn(A_t) log r_t, sgn(A_t) clip(log r_t, -low, high)))        L_t = -A_t s_i
 
-The clip is each token's own, and in the logarithm: a sequence is never clipped as a whole, and one extreme token cannot
-carry it away.
+Each token is clipped separately, in the logarithm: a sequence is never clipped as one, and one extreme token cannot
+dominate it.
 """
 
 from __future__ import annotations

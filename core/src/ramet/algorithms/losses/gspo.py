@@ -1,11 +1,11 @@
-"""GSPO: one ratio for a whole sequence (Zheng et al., arXiv 2507.18071), or for a turn.
+"""GSPO: one ratio for a sequence (Zheng et al., arXiv 2507.18071), or for a turn.
 
     s_i = exp(mean over the sequence's tokens of log pi - log pi_old)
     L_t = max(-A_t s, -A_t clip(s, 1 - low, 1 + high))        s = sg[s_i] pi_t / sg[pi_t]
 
-s is the form by token: its value is s_i, its gradient that of the token alone, so that tokens may have
-advantages of their own; where they have the same, the gradient is that of the sequence form. `unit=turn` has one ratio
-for each turn, as AT2PO (arXiv 2601.04767) does.
+s is the form by token: its value is s_i, its gradient only the token's, so that tokens may have different advantages.
+If they have the same, the gradient equals the sequence form's. `unit=turn` has one ratio for each turn, as AT2PO (arXiv
+2601.04767) does.
 """
 
 from __future__ import annotations

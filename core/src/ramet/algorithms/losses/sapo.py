@@ -2,7 +2,8 @@
 
     L_t = -A_t (4 / tau) sigmoid(tau (r_t - 1))        tau = tau_positive where A_t > 0, else tau_negative
 
-At r = 1 the gradient is that of -A r; further away it fades, by tau_negative > tau_positive faster where A < 0.
+At r = 1 the gradient equals the gradient of -A r; further away it fades, by tau_negative > tau_positive faster where A
+< 0.
 """
 
 from __future__ import annotations

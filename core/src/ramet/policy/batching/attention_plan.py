@@ -5,8 +5,8 @@ the last query sees all keys. Runs of similar sizes share a call, padded. Where 
 and a kernel's own causal mask serves, with the padding after the run. Otherwise padding is before queries and keys, so
 that they stay aligned, and a mask hides it.
 
-Masks are as large as what is computed, so they are made for one pass at a time (`AttentionCall.seen`), and a plan holds
-indices alone.
+Masks are as large as the computed scores, so they are made for one pass at a time (`AttentionCall.seen`), and a plan
+has only indices.
 
 Shapes: a call of n runs has Q queries and K keys for each, as many as the largest has; S positions on the packed row.
 """
@@ -59,7 +59,7 @@ class AttentionCall:
         if self.sizes is None:
             return aligned
         own_sizes, path = self.sizes[:, :, None, None, None].unbind()
-        # Queries of padding see whatever is before them, since a softmax over nothing is no number.
+        # Queries of padding see the keys before them, since a softmax over nothing is not a number.
         real = (key >= self.n_keys - path) | (query < self.n_queries - own_sizes)
         return aligned & real
 
@@ -72,7 +72,7 @@ class AttentionPlan:
     """
 
     calls: tuple[AttentionCall, ...]
-    queries: Tensor  # [sum of n * Q] positions on the packed row; those of padding are 0, which exists in every row
+    queries: Tensor  # [sum of n * Q] positions on the packed row; padding has 0, which exists in every row
     keys: Tensor  # [sum of n * K] as well
     results: Tensor  # [S] of each position: its index in `queries`
     # For kernels that take sequences of different lengths: the R runs are the packed row, one after another.
@@ -109,7 +109,7 @@ class _Call:
     call: AttentionCall
     queries: Positions  # [n, Q]
     keys: Positions  # [n, K]
-    real: Mask  # [n, Q] queries that are no padding
+    real: Mask  # [n, Q] queries without padding
 
 
 def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:

@@ -1,12 +1,12 @@
 """Micro-batches: many sequences in one forward pass, none of which sees another.
 
 Two layouts, equally exact. *Packed*: one long row of sequences, separated by position ids that begin again at 0.
-*Padded*: one row per sequence, padded on the right, where causal attention alone hides the padding. Flash attention
-knows where sequences end, so packing costs nothing there. Other kernels pay for the whole square of a packed row, and
+*Padded*: one row per sequence, padded on the right, where causal attention hides the padding. Flash attention
+knows where sequences end, so packing costs nothing there. Other kernels pay for the full square of a packed row, and
 the cheaper layout is chosen by counting.
 
-Packing leaks silently when a key-value cache is in use or position ids are missing (transformers then builds a plain
-causal mask), so the forward pass gives both, and a test compares with one sequence at a time.
+Packing leaks without an error with a key-value cache or without position ids: transformers then builds a plain causal
+mask. So the forward pass gives both, and a test compares with one sequence at a time.
 
 Shapes: B rows of S positions are fed; n of their positions predict a trained token; T is the response axis, the
 responses of all sequences one after another.
@@ -68,13 +68,13 @@ class Cost:
         return self.token * tokens + self.pair * tokens * max(lengths)
 
     def shared(self, trie: Trie) -> float:
-        """Return the cost if prefixes are computed once; for one sequence that of `packed`, but for long passes."""
+        """Return the cost if prefixes are computed once; for one sequence the cost of `packed`, but for long passes."""
         cost = self.token * trie.n_tokens + self.pair * (2 * trie.n_pairs - trie.n_tokens)
         return cost * LONG_PASS if trie.n_tokens > 2 * self.best_tokens else cost
 
 
-CALL_OPERATIONS = 4e6  # measured on a CPU: so many take as long as what a call costs besides computing
-LONG_PASS = 1.15  # measured: what a token costs in a pass of four times `best_tokens`, compared with one of that many
+CALL_OPERATIONS = 4e6  # measured on a CPU: so many take as long as the overhead of a call
+LONG_PASS = 1.15  # measured: a token's cost in a pass of four times `best_tokens`, relative to a pass of `best_tokens`
 CPU_TOKENS = 2048  # measured: beyond it the activations of a small model leave the cache (1.3 s instead of 0.8 s)
 
 
@@ -124,7 +124,7 @@ class MicroBatch:
 def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Bins of indices with at most `budget` tokens: longest first, each into the first bin that has room.
 
-    A sequence over the budget gets a bin of its own. The order is stable, so equal lengths give equal bins.
+    A sequence over the budget gets its own bin. The order is stable, so equal lengths give equal bins.
     """
     bins: list[list[int]] = []
     room: list[int] = []

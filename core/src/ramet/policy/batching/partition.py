@@ -1,8 +1,8 @@
 """Partition of rows over ranks: every rank is given all rows and computes the same partition, without exchange.
 
 Rows are partitioned by their cost, tokens and pairs of positions in attention: most expensive first, to the part with
-the least so far (Graham's rule: the largest part is at most 4/3 of that of the best partition). All ranks then make the
-same number of passes, since each pass is a collective under FSDP; a rank with fewer micro-batches passes empty ones.
+the least so far (Graham's rule: the largest part is at most 4/3 of the best partition's). All ranks then make the same
+number of passes, since each pass is a collective under FSDP; a rank with fewer micro-batches passes empty ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FINER = 0.8  # each limit that is tried, of the one before
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
     """A rank among all: `sequence_parallel` consecutive ranks share sequences, and are one data-parallel rank. The
-    ranks of each of the `replicas`, consecutive too, have the whole weights together.
+    ranks of each of the `replicas`, consecutive too, have the complete weights together.
     """
 
     rank: int
@@ -73,7 +73,7 @@ def minibatches(n_rows: int, train: TrainConfig, *, seed: int, step: int) -> lis
 
 
 def drawn_rows(rows: Sequence[Row], train: TrainConfig, *, seed: int, step: int, whole_groups: bool) -> list[list[int]]:
-    """Return the rows of every optimiser step, drawn by `minibatches` as rows or as whole groups.
+    """Return the rows of every optimiser step, drawn by `minibatches` as rows or as complete groups.
 
     Where there are fewer groups than `train.minibatches`, rows are drawn nevertheless: how many optimiser steps a step
     has does not depend on what is drawn.
@@ -126,8 +126,7 @@ def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: 
     """Return this rank's micro-batches with every prefix computed once.
 
     Groups go to ranks by their unique tokens and pairs. Groups that are too large for one micro-batch are cut into
-    parts, and so are others where the busiest rank has less to compute then, though what the parts have in common is
-    computed by each.
+    parts. Others are cut if the busiest rank then has less to compute, though each part computes the common prefix.
     """
     most_keys = MOST_KEYS * budget
     parts = _least_load(group_tries(rows), ranks.data_parallel_size, budget=budget, most_keys=most_keys, cost=cost)
@@ -137,7 +136,7 @@ def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: 
 
 
 def _least_load(groups: Sequence[Trie], n_parts: int, *, budget: int, most_keys: float, cost: Cost) -> list[list[Tree]]:
-    """Each part's trees. Of all limits tried, the largest with which the most expensive part costs least."""
+    """Each part's trees, under the largest of the tried limits for which the most expensive part costs least."""
     divisions: list[list[list[Tree]]] = []
     for limit in _limits(groups, n_parts, budget=budget, cost=cost):
         all_trees = trees(groups, budget=limit, cost=cost, most_keys=most_keys)

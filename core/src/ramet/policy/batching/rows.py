@@ -1,4 +1,4 @@
-"""Rows: what the trainer sees of a rollout, position by position.
+"""Rows: a rollout as the trainer sees it, position by position.
 
 A row is built from a rollout's segments; nothing is tokenised again. Only sampled tokens are trained (`mask`). Masked
 rollouts and groups with too few valid members are left out here, once, so that neither the group statistics
@@ -40,7 +40,7 @@ class Row:
     node_ids: Ids  # [T] equal exactly where rows share the very same token; unique over the step
     policy_versions: Ids  # [T] -1 on inserted tokens
     group: int
-    parent: int  # row index of the parent; -1 for roots and if the parent is no row
+    parent: int  # row index of the parent; -1 for roots and if the parent has no row
     fork_position: int  # on T, where its own tokens begin; 0 for roots
     stop: StopReason
     n_tool_calls: int
@@ -82,7 +82,7 @@ def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min
     total = sum(len(group.rollouts) for group in groups)
     if len(rows) < total:
         logger.info(
-            "training on %d of %d rollouts: the others are masked, alone in their group or without a baseline",
+            "training on %d of %d rollouts: the others are masked, the only ones of their group or without a baseline",
             len(rows),
             total,
         )
@@ -104,9 +104,9 @@ def row_metrics(
 
 
 class _Nodes:
-    """Numbers the tokens of a step. Forks hold the very segments of their parent, masked or not, so what is shared is
-    the segment itself, and a segment's tokens have the same numbers in every rollout of a group. Two groups of one task
-    share nothing, even where both start from the same stored prefix.
+    """Numbers the tokens of a step. Forks and their parents, masked or not, share the same segment objects. So a
+    segment's tokens have the same numbers in every rollout of a group. Two groups of one task share nothing, even if
+    both start from the same stored prefix.
     """
 
     def __init__(self) -> None:

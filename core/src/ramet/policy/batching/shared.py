@@ -2,9 +2,9 @@
 
 A group is a tree: its prompt is common to all, and forks share what their parent had sampled. Here its rows are laid
 out as the runs of their token trie (`batching/trie.py`), one after another in one packed row; positions follow each
-token's path, and an attention of our own lets a run see its path (`batching/attention_plan.py`). What is the same token
-after the same tokens is computed once, whichever rollout sampled it. Results are then expanded to the rows, so that
-losses see what they always see, and autograd adds up what rows share.
+token's path, and Ramet's attention lets a run see its path (`batching/attention_plan.py`). The same token after the
+same tokens is computed once, whichever rollout sampled it. Results are then expanded to the rows, so that losses see
+what they always see, and autograd adds up what rows share.
 
 The group is what stays together: in one micro-batch where the budget allows, and on one rank. Rows of different groups
 share too, by chance, where they meet in a micro-batch and begin alike, as with a common system prompt.
@@ -56,7 +56,7 @@ def group_tries(rows: Sequence[Row]) -> list[Trie]:
 
 
 def unique_token_share(rows: Sequence[Row]) -> float:
-    """Tokens that are fed if every group's prefixes are computed once, of those that are fed else; 1 without rows."""
+    """Tokens that are fed if every group's prefixes are computed once, as a share of all; 1 without rows."""
     total = sum(row.n_tokens - 1 for row in rows)
     unique = sum(group_trie.n_tokens for group_trie in group_tries(rows))
     return unique / total if total else 1.0
@@ -74,8 +74,8 @@ def trees(groups: Sequence[Trie], *, budget: int, cost: Cost, most_keys: float =
 
 
 def tree_bins(whole_trees: Sequence[Tree], budget: int, most_keys: float = math.inf) -> list[list[int]]:
-    """Indices of the rows of each micro-batch: whole trees of at most `budget` unique tokens together, of which at most
-    `most_keys` are gathered.
+    """Indices of the rows of each micro-batch: complete trees of at most `budget` unique tokens together, of which at
+    most `most_keys` are gathered.
     """
     sizes = [max(tree.n_tokens, math.ceil(tree.n_keys * budget / most_keys)) for tree in whole_trees]
     bins = first_fit(sizes, budget)

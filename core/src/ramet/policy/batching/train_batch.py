@@ -17,9 +17,9 @@ from ramet.types import AdvantageInputs, LossInputs, Need
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """One step's N rows. Every other sequence holds N float32 arrays, each `[T]` over the response of its row.
+    """One step's N rows. Every other sequence has N float32 arrays, each `[T]` over the response of its row.
 
-    It pickles: the driver gives the same batch to every rank. What is None is not needed.
+    It pickles: the driver gives the same batch to every rank. None: not needed.
     """
 
     rows: Sequence[Row]
@@ -37,7 +37,7 @@ class TrainBatch:
     ) -> AdvantageInputs:
         """Return the padded `[N, T]` batch of an estimator, with what its `needs` name; T is the longest response.
 
-        `greedy_rewards` holds one entry per row.
+        `greedy_rewards` has one entry per row.
         """
         rows = self.rows
         greedy = greedy_rewards if Need.GREEDY_ROLLOUT in needs else None

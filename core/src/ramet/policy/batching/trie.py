@@ -24,7 +24,7 @@ Positions: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trie:
-    """Fields hold one number per sequence, in the order of the walk."""
+    """Each field has one number per sequence, in the order of the walk."""
 
     order: tuple[int, ...]  # indices of the sequences
     lengths: tuple[int, ...]
@@ -32,7 +32,7 @@ class Trie:
 
     @property
     def n_tokens(self) -> int:
-        """Unique ones: those of all runs."""
+        """Unique tokens of all runs."""
         return sum(self.lengths) - sum(self.shared)
 
     @property
@@ -60,8 +60,8 @@ class Trie:
         """Consecutive parts of the walk, each the trie of its own sequences, of at most `budget` unique tokens and
         `most_keys` of them gathered.
 
-        What two parts have in common is in both. A sequence over the budget is a part of its own, with those that add
-        nothing to it.
+        A prefix that two parts share is in both. A sequence over the budget is a separate part, with the sequences that
+        add nothing to it.
         """
         parts: list[list[tuple[int, int, int]]] = []  # (index, length, shared) of each sequence
         room, keys = 0, 0.0  # that are left

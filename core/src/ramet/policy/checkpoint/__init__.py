@@ -1,1 +1,1 @@
-"""What a checkpoint holds, how it is written, verified and found again."""
+"""The contents of a checkpoint, and how it is written, verified and found again."""

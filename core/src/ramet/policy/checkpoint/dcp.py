@@ -1,4 +1,4 @@
-"""Named tensors as files of torch.distributed.checkpoint: every rank writes what it holds, any number of ranks reads.
+"""Named tensors as files of torch.distributed.checkpoint: every rank writes its parts, any number of ranks reads.
 
 torch writes the table of contents (`.metadata`) as a pickle; here only the few classes that it is made of are allowed,
 so that a checkpoint can run no code. What differs from one save to the next is left out of it.
@@ -35,7 +35,7 @@ _TORCH = re.compile(r"Size|serialization\._get_layout|b?float\d+|u?int\d+|bool|s
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Every rank of `group` calls it with the same names; None: this process alone. Raises `CheckpointError` on all."""
+    """Every rank of `group` calls it with the same names; None: only this process. Raises `CheckpointError` on all."""
     try:
         with _quiet(), naming(folder):
             save(
@@ -58,12 +58,12 @@ def shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
     except (OSError, ValueError, TypeError, AttributeError, EOFError, ImportError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder}: could not read the policy: {CONTENTS}: {error}") from error
     if others:
-        raise CheckpointError(f"{folder}: could not read the policy: {others[0]} is no tensor")
+        raise CheckpointError(f"{folder}: could not read the policy: {others[0]} is not a tensor")
     return entries
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Fill these in place, whole or sharded. As `write_tensors`."""
+    """Fill these in place, full or sharded. As `write_tensors`."""
     try:
         with _quiet():
             load(dict(tensors), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
@@ -72,7 +72,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def read_whole(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """The whole tensors whose names begin with `prefix`, under the rest of the name, however many ranks wrote them.
+    """The full tensors whose names begin with `prefix`, under the rest of the name, however many ranks wrote them.
 
     Raises `CheckpointError`.
     """
@@ -90,16 +90,16 @@ class _Writer(FileSystemWriter):
 def read_contents(folder: Path) -> Metadata:
     """The table of contents; reading it runs no code, and it names no file outside `folder`.
 
-    Raises `ValueError`, `OSError`, `pickle.UnpicklingError` and whatever else a damaged pickle raises.
+    Raises `ValueError`, `OSError`, `pickle.UnpicklingError` and any other error of a damaged pickle.
     """
     with (folder / CONTENTS).open("rb") as file:
         contents = _Unpickler(file).load()
     if not isinstance(contents, Metadata):
-        raise ValueError(f"holds {type(contents).__name__}, not a table of contents")
+        raise ValueError(f"contains {type(contents).__name__}, not a table of contents")
     for info in (contents.storage_data or {}).values():
         name = info.relative_path
         if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
-            raise ValueError(f"names {name!r}, which is no file of the folder itself")
+            raise ValueError(f"names {name!r}, which is not a file of the folder itself")
     return contents
 
 

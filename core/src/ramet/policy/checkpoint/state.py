@@ -72,9 +72,9 @@ def stage_state(
 
 
 def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's files to a folder without any. All ranks call it; `group`: theirs.
+    """Write this rank's files to an empty folder. All ranks call it; `group`: these ranks.
 
-    Raises `CheckpointError`, on all ranks if one could not write: what they write together next would wait for it.
+    Raises `CheckpointError`, on all ranks if one could not write: their next common write would wait for it.
     """
     write_tensors(folder, staged.tensors, group)  # makes the folder
     problem, own_file = "", folder / _rank_file(staged.rank)
@@ -102,7 +102,7 @@ def load_state(
     seed: int,
     group: dist.ProcessGroup | None = None,
 ) -> Progress:
-    """Read everything back in place. The optimiser's options stay those of this run. All ranks call it.
+    """Read everything back in place. The optimiser keeps this run's options. All ranks call it.
 
     If another number of ranks wrote it, random numbers begin again from (seed, step, rank). Raises `CheckpointError`,
     the same on all ranks.
@@ -163,14 +163,15 @@ def seed_rng(key: str) -> None:
 
 
 def saved_weights(folder: Path) -> dict[str, Tensor]:
-    """The whole weights of a checkpoint; with LoRA the adapter's. Needs no other rank. Raises `CheckpointError`."""
+    """The complete weights of a checkpoint; with LoRA the adapter's. Needs no other rank. Raises `CheckpointError`."""
     return read_whole(folder, MODEL)
 
 
 def export_model(
     folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], config: ModelConfig, *, rank: int
 ) -> None:
-    """A Hugging Face folder in `model.dtype`, written by rank 0. All ranks iterate over `weights`, which are whole.
+    """A Hugging Face folder in `model.dtype`, written by rank 0. All ranks iterate over `weights`, which are full
+    tensors.
 
     An `OSError` names the folder.
     """
@@ -243,7 +244,7 @@ def _load_targets(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     saved = {name for name in saved_shapes if name.startswith(MODEL)}
     if model_tensors.keys() != saved:
         differing = [name.removeprefix(MODEL) for name in sorted(model_tensors.keys() ^ saved)[:3]]
-        raise CheckpointError(f"{folder}: holds another model than model.path; differing names: {differing}")
+        raise CheckpointError(f"{folder}: contains another model than model.path; differing names: {differing}")
     for name, tensor in model_tensors.items():
         if tensor.shape != saved_shapes[name].size:
             raise CheckpointError(

@@ -2,8 +2,8 @@
 
 Writing: `.tmp_step_…/` in the same file system, every file fsynced, `MANIFEST.json` with sizes and hashes last, then
 the rename to `step_000012/`; only then are old ones pruned, which renames each before it is deleted. Reading: newest
-first, hashes compared; a damaged one is skipped with a warning that names file and reason. There is no pointer file
-that could be out of date.
+first, hashes compared; a damaged one is skipped with a warning that names file and reason. No pointer file could be out
+of date.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ FileTimes = frozenset[tuple[str, int, int]]  # path, size and time of the last c
 class CheckpointScore:
     """The result of a validation of a checkpoint, in its folder's `SCORE.json`; by it `train.keep_best` keeps the best.
 
-    Higher is better; of equal ones the earlier stays the best. Each checkpoint holds its own score and none that of
-    others, so a resumed run compares the same numbers as one that was never stopped. A run that validates after its
-    checkpoint was written, or by another metric, writes the file later, so the checkpoint's manifest never lists it.
+    Higher is better; ties go to the earlier checkpoint. Each checkpoint has only its own score, so a resumed run
+    compares the same numbers as one that was never stopped. A run that validates after its checkpoint was written, or
+    by another metric, writes the file later, so the checkpoint's manifest never lists it.
     """
 
     metric: str
@@ -140,8 +140,8 @@ class Checkpoints:
             )
 
     def _prune(self, saved: Checkpoint) -> None:
-        """Keep the newest up to the one just saved, which is whole, and the best. Newer ones, once skipped, stay, and
-        so does what is no checkpoint of Ramet's.
+        """Keep the newest up to the one just saved, which is intact, and the best. Newer ones, once skipped, stay, and
+        so do other folders.
         """
         ours = (checkpoint for checkpoint in _newest_first(self.root) if _is_ours(checkpoint.folder))
         older = [checkpoint for checkpoint in ours if checkpoint.step <= saved.step]
@@ -154,7 +154,7 @@ class Checkpoints:
                     logger.warning("old checkpoint not deleted: %s", os_error_text(error))
 
     def newest(self) -> Checkpoint | None:
-        """The newest folder that verifies; None if there is none. Deletes what a killed process left."""
+        """The newest folder that verifies, or None. Deletes leftovers of killed processes."""
         for stale in (path for path in self.root.glob(".tmp_step_*") if LEFTOVER.fullmatch(path.name)):
             if stale.is_symlink() or not stale.is_dir():
                 continue
@@ -199,7 +199,7 @@ def best_of(scores: Iterable[tuple[Key, CheckpointScore | None]], metric: str) -
 
 
 def verify(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, one line per file; empty if it is whole."""
+    """Problems of a checkpoint, one line per file; empty if it is intact."""
     try:
         expected = _read_manifest(folder)
     except _NO_MANIFEST as error:
@@ -216,7 +216,7 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether Ramet wrote this folder, whole or not: its manifest says so."""
+    """Whether Ramet wrote this folder, intact or not: its manifest says so."""
     try:
         return folder.is_dir() and not folder.is_symlink() and bool(_read_manifest(folder))
     except _NO_MANIFEST:
@@ -247,12 +247,12 @@ def _newest_first(root: Path) -> list[Checkpoint]:
 
 
 def _free_name(final: Path) -> None:
-    """A damaged checkpoint of this name is deleted, a whole one is never replaced, anything else is renamed."""
+    """A damaged checkpoint of this name is deleted, an intact one is never replaced, any other folder is renamed."""
     if not os.path.lexists(final):
         return
     if _is_ours(final):
         if not verify(final):
-            raise CheckpointError(f"{final}: there is a whole checkpoint of this step already; it is not replaced")
+            raise CheckpointError(f"{final}: there is an intact checkpoint of this step already; it is not replaced")
         remove_folder(final)
         return
     suffixes = itertools.chain([""], (f"_{n}" for n in itertools.count(1)))
@@ -267,8 +267,8 @@ def _size(folder: Path) -> int:
 
 
 def note_hashes(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """Write the hashes of a rank's files in `folder` for `Checkpoints.save`, so that ranks hash beside each
-    other, and none what another has just written.
+    """Write the hashes of a rank's files in `folder` for `Checkpoints.save`, so that ranks hash in parallel, and each
+    only its own files.
     """
     hashes = {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
     write_file(folder / f"{HASHES}{rank:05d}", json.dumps(hashes))
@@ -286,7 +286,7 @@ def _take_hashes(folder: Path) -> dict[Path, dict[str, int | str]]:
 def _seal(folder: Path) -> None:
     """Make all files and folders durable, then write the manifest.
 
-    The score is not listed: a later validation may replace it, and the checkpoint is whole without it.
+    The score is not listed: a later validation may replace it, and the checkpoint is complete without it.
     """
     noted = _take_hashes(folder)
     sync_tree(folder)

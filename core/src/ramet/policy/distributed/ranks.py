@@ -23,8 +23,8 @@ _timeout: timedelta | None = None  # of this process's groups; torch would give 
 def join_ranks(*, rank: int, world_size: int, address: str, timeout_s: float) -> None:
     """Join the other ranks at `address` (`tcp://HOST:PORT`, where rank 0 listens). Every rank calls this once.
 
-    With CUDA the rank uses a device of its own: the only one it sees, or one by its rank. `timeout_s` bounds the
-    joining and every later exchange. Raises `InfraError`.
+    With CUDA each rank uses another device: the only one it sees, or one by its rank. `timeout_s` bounds the joining
+    and every later exchange. Raises `InfraError`.
     """
     if dist.is_initialized():
         raise RuntimeError(f"policy rank {rank}: this process has joined {dist.get_world_size()} ranks already")
@@ -111,7 +111,7 @@ def replica_groups(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """A group of all ranks of its own, for a thread that exchanges while the others compute; None for one rank."""
+    """A separate group of all ranks, for a thread that exchanges while other threads compute; None for one rank."""
     if not dist.is_initialized():
         return None
     return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_timeout))

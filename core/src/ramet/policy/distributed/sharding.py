@@ -1,11 +1,11 @@
 """FSDP2: every rank keeps 1/N of each parameter, its gradient and its optimiser state, and gathers a block to use it.
 
-With R replicas (HSDP) the R * N ranks are R groups of N neighbours, each of which has the whole weights. Blocks are
+With R replicas (HSDP) the R * N ranks are R groups of N neighbours, each of which has the complete weights. Blocks are
 gathered, and gradients added up and cut, within a replica; once an optimiser step the shards' gradients are added up
-over replicas, which then make the same update. So only that crosses the network if each replica is on one node.
+over replicas, which then make the same update. So only these sums cross the network if each replica is on one node.
 
 Gradients are added up over all ranks, not averaged as FSDP does by itself: the loss is normalised by counts of the
-whole optimiser step, so a rank's loss is its part of a sum.
+complete optimiser step, so a rank's loss is its part of a sum.
 (https://docs.pytorch.org/docs/main/distributed.fsdp.fully_shard.html)
 """
 
@@ -40,10 +40,10 @@ def shard(
     offload: bool = False,
     replicas: int = 1,
 ) -> None:
-    """Shard `root` over the ranks of each replica, block by block, in place; every rank holds the same values before.
+    """Shard `root` over the ranks of each replica, block by block, in place; every rank has the same values before.
 
     `master` is the type of the kept weights (None: as they are), `compute` the one that they are gathered in; gradients
-    are always added up in float32. Blocks are moved to `device` one at a time, so no device ever holds the whole model
+    are always added up in float32. Blocks are moved to `device` one at a time, so no device ever has the complete model
     in `master`. `offload` keeps the shards in host memory (GPUs only).
     """
     mesh = mesh_of_ranks(device, replicas)
@@ -81,8 +81,8 @@ def read_shards(
 ) -> None:
     """Give the parameters of `model` that are on the meta device memory on `device`, and this rank's part of the files.
 
-    `root` is what was sharded. Values pass through `dtype`, the type that a model which is loaded whole has first.
-    No rank ever holds more than one tensor's part beside the shards. What is not on the meta device stays as it is.
+    `root` is the sharded module. Values pass through `dtype`, the first type of a model that is loaded unsharded. No
+    rank ever has more than one tensor's part in addition to the shards. Parameters on other devices stay as they are.
     """
     empty = {name for name, parameter in model.named_parameters() if parameter.is_meta}
 
@@ -105,7 +105,7 @@ def file_name(name: str) -> str:
 
 
 def _own_rows(parameter: Tensor) -> tuple[int, int]:
-    """The rows of the whole parameter that this rank holds, `start` to `end`."""
+    """This rank's rows of the full parameter, `start` to `end`."""
     if not isinstance(parameter, DTensor):
         return 0, len(parameter)
     start, end = 0, len(parameter)
@@ -118,8 +118,8 @@ def _own_rows(parameter: Tensor) -> tuple[int, int]:
 
 
 def reshard(root: nn.Module) -> None:
-    """Free what was gathered. FSDP keeps the root's own weights after a forward pass, for a backward pass that may
-    follow, and those of a block in which a pass ended by an error.
+    """Free the gathered weights. FSDP keeps the root's own weights after a forward pass, for a backward pass that may
+    follow, and the weights of a block in which a pass ended by an error.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -127,7 +127,7 @@ def reshard(root: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that is sharded over a replica's ranks, which must all call this; without a gradient."""
+    """The full tensor that is sharded over a replica's ranks, which must all call this; without a gradient."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     placed: Tensor = tensor.detach().to(tensor.device_mesh.device_type)  # shards may be offloaded to host memory

@@ -1,12 +1,12 @@
 """Ulysses sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509): U ranks of a group share every sequence.
 
-Each rank holds 1/U of the positions. Around the attention an all-to-all exchanges positions for heads, so that each
-rank sees the whole sequence there, with 1/U of the heads. Positions, masks and sequence borders are therefore those of
-the *whole* sequence. transformers would build a mask from a rank's own positions, so its mask functions are called here
-on all of them, and the result is given to the attention in place of the model's own (absent) mask.
+Each rank has 1/U of the positions. Around the attention an all-to-all exchanges positions for heads, so that each rank
+sees the complete sequence there, with 1/U of the heads. Positions, masks and sequence borders therefore belong to the
+*complete* sequence. transformers would build a mask from a rank's own positions. So its mask functions are called here
+on all positions, and the attention gets the result in place of the model's own (absent) mask.
 
 The output head, which is wide, runs on a rank's own positions only (`ulysses_states`); its results, one number per
-token, are then gathered (`join_values`), so that the loss is given whole sequences.
+token, are then gathered (`join_values`), so that the loss gets complete sequences.
 
 **Gradients.** All ranks of a group compute the same loss L of their micro-batch. After `join_values` the *sum* of the
 ranks' gradients is the gradient of L, for the body and for the head: nothing needs scaling beyond what data parallelism
@@ -46,7 +46,7 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary embeddings by the longest p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSequence:
-    """What the attention of one rank must know of the whole sequences, padding to a multiple of U included."""
+    """Positions and borders of the complete sequences for one rank's attention, padded to a multiple of U."""
 
     group: ProcessGroup
     position_ids: Tensor  # [B, S]
@@ -104,9 +104,8 @@ def ulysses_states(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states `[m, H]` after the last norm of this rank's part of `predict`, and their indices `[m]` in it.
 
-    All ranks of the group give the same `[B, S]` ids and positions, the same `predict` `[n]`, positions in the flat
-    `[B * S]`, and the same plan where prefixes are computed once. What is computed from the states goes through
-    `join_values`.
+    All ranks of the group give the same `[B, S]` ids and positions, and the same `predict` `[n]`, positions in the flat
+    `[B * S]`. If prefixes are computed once, they give the same plan. Results from the states go through `join_values`.
     """
     hidden = _local_hidden(model, input_ids, position_ids, group, attention)  # [B, ceil(S / U), H]
     width = hidden.shape[1]
@@ -160,7 +159,7 @@ def _shard(
     ids = pad(input_ids, (0, n_padding))
     counts = torch.arange(1, n_padding + 1, device=position_ids.device)
     positions = torch.cat([position_ids, position_ids[:, -1:] + counts], dim=1)
-    # Masks and borders are of whole rows; ids and positions are cut.
+    # Masks and borders are of complete rows; ids and positions are cut.
     masks = _masks(model, positions) if attention is None else {"full_attention": None}
     full = FullSequence(group=group, position_ids=positions, masks=masks)
     return ids.chunk(size, dim=1)[rank], positions.chunk(size, dim=1)[rank], full
@@ -190,7 +189,7 @@ def _attention(
         raise RuntimeError("a model under sequence parallelism is run by ulysses_states")
     group = ulysses.group
     size = dist.get_world_size(group)
-    # Each rank gets whole key heads, so their number must be a multiple of U: grouped-query models repeat some.
+    # Each rank gets complete key heads, so their number must be a multiple of U: grouped-query models repeat some.
     repeats = size // gcd(key.shape[1], size)
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
@@ -255,7 +254,7 @@ def _exchange(states: Tensor, group: ProcessGroup, split: int, gather: int) -> T
 
 
 class _JoinValues(torch.autograd.Function):
-    """The sum over the group. All ranks compute the same loss from it, so each has its own part's whole gradient."""
+    """The sum over the group. All ranks compute the same loss from it, so each has its own part's full gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
