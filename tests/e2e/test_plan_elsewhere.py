@@ -127,5 +127,5 @@ def test_a_fine_tuning_is_planned_from_config_json_alone(ramet, laptop: Path):
     [error] = ended.errors
     assert error.startswith("memory: cuda 0 to 7 (policy) would need 21.6 GiB ") and " has 16.0 GiB " in error
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
-    assert ended.errors == ["cluster.policy_workers=8: each takes a GPU of its own, and --on 4x80GiB has fewer"]
+    assert ended.errors == ["cluster.policy_workers=8: each takes its own GPU, and --on 4x80GiB has fewer"]
     assert files(laptop) == before

@@ -46,7 +46,7 @@ def test_the_defaults_are_no_problem(tiny: Path) -> None:
 @pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.ALL])
 def test_offload_is_for_gpus(tiny: Path, offload: Offload) -> None:
     [problem] = check_policy(config(tiny, PolicyConfig(offload=offload), workers=2))
-    assert problem.startswith(f"policy.offload={offload}: moves what a GPU holds") and "allowed here: none" in problem
+    assert problem.startswith(f"policy.offload={offload}: moves GPU memory") and "allowed here: none" in problem
     assert check_policy(config(tiny, PolicyConfig(offload=offload), workers=2, device="cuda")) == []
     elsewhere = config(tiny, PolicyConfig(offload=offload), workers=2, device="auto", address="auto")
     assert check_policy(elsewhere) == []

@@ -263,8 +263,7 @@ def test_training_diverges_on_all_ranks(
 
 def test_what_two_ranks_cannot_do_is_refused(ranks: OnRanks, make_spec: MakeSpec) -> None:
     assert all(
-        "policy.offload=all: moves what a GPU holds" in text
-        for text in ranks("construct", make_spec(offload=Offload.ALL))
+        "policy.offload=all: moves GPU memory" in text for text in ranks("construct", make_spec(offload=Offload.ALL))
     )
     assert all("policy_workers=2 is no multiple" in text for text in ranks("construct", make_spec(sequence_parallel=3)))
 

@@ -203,7 +203,7 @@ def test_a_table_of_contents_that_would_run_code_is_refused(make_spec: MakeSpec,
     with pytest.raises(CheckpointError, match=r"\.metadata: names .*\.system"):
         worker.load(tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps({"no": "table"}))
-    with pytest.raises(CheckpointError, match="holds dict, not a table of contents"):
+    with pytest.raises(CheckpointError, match="contains dict, not a table of contents"):
         worker.load(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -326,7 +326,7 @@ def test_adapters_are_saved_without_the_weights_under_them(
     assert all("lora_" in name for name in saved_weights(tmp_path))
     again.load(tmp_path)
     assert digest(again) == digest(worker)
-    with pytest.raises(CheckpointError, match="holds another model"):
+    with pytest.raises(CheckpointError, match="contains another model"):
         PolicyRank(make_spec()).load(tmp_path)
 
 

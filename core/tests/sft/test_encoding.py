@@ -78,7 +78,7 @@ def test_tokens_that_the_encoder_would_not_make_now_are_not_taken(
     changed = compose([*sft_arguments, "rollout_step.system_prompt=auto"], job="sft").config
     encoder = trace_encoder(changed, checked, load_tokenizer(config.model))
     rows = encode_rows(encoder, checked.conversations, "x")
-    assert "holds other tokens than these rows have now" in caplog.text
+    assert "contains other tokens than these rows have now" in caplog.text
     assert rows == [list(encoder.examples(conversation)) for conversation in checked.conversations]
     caplog.clear()
     assert encode_rows(encoder, checked.conversations, "x") == rows

@@ -177,7 +177,7 @@ def test_a_result_that_answers_several_calls_at_once_is_malformed() -> None:
     [
         (json.dumps(call("Paris")).replace('"Paris"', "[" * 400 + "]" * 400), "expected a function"),
         ("not JSON", "role 'function_call': tool_calls[0]: expected a function"),
-        ("[]", "holds no call"),
+        ("[]", "has no call"),
     ],
 )
 def test_a_function_call_that_cannot_be_read_is_refused(value: str, said: str) -> None:
@@ -373,7 +373,7 @@ def test_prompt_and_completion_train_the_completion() -> None:
         ({"instruction": "q", "output": "a", "kto_tag": False}, "a KTO row, by its key 'kto_tag'"),
         ({"prompt": "q", "completion": "a", "label": True}, "a KTO row, by its keys 'completion' and 'label'"),
         ({"messages": [], "images": ["a.png"]}, "a row with images, by its key 'images'"),
-        ({"text": "once upon a time"}, "a pre-training row, with its key 'text' alone"),
+        ({"text": "once upon a time"}, "a pre-training row, with only the key 'text'"),
     ],
 )
 def test_rows_of_other_trainings_are_refused_by_name(row: dict[str, Any], said: str) -> None:
@@ -402,7 +402,7 @@ def test_columns_and_tags_of_any_name() -> None:
     assert trained_of(one) == f"{written('Rome')}<|im_end|>warm<|im_end|>"
     row["talk"] = [{**turn, "role": "not read", "value": "not read"} for turn in row["talk"]]
     assert conversation(row, layout).exchanges == one.exchanges
-    assert "no key 'talk', which holds the messages; found system" in refused({"system": "s"}, layout)
+    assert "no key 'talk', which has the messages; found system" in refused({"system": "s"}, layout)
 
 
 def test_keys_name_columns_tags_and_mixing() -> None:
@@ -510,7 +510,7 @@ def test_sets_are_drawn_by_their_shares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mixing", "said"),
     [
-        ({"probs": [0.5, 0.5]}, "read with an interleaving sft.mixing.strategy alone"),
+        ({"probs": [0.5, 0.5]}, "read only with an interleaving sft.mixing.strategy"),
         ({"strategy": "interleave_over", "probs": [1]}, "1 for 2 entries of sft.data"),
         ({"strategy": "interleave_over", "probs": [1, 0]}, "must be a list of numbers over 0"),
         ({"strategy": "interleave_over", "probs": [1, 1e-9]}, "each must be at least 0.001 of their sum"),
@@ -602,7 +602,7 @@ def test_an_entry_is_part_of_the_fingerprint(tmp_path: Path) -> None:
         ({"hf_hub_url": "o/n", "folder": "f"}, "folder: 'f'; name the files, as in sft.data=[hf://datasets/"),
         ({"hf_hub_url": "o/n", "split": "train[:10]"}, "split: 'train[:10]'"),
         ({"file_name": "a.json", "converter": "sharegpt"}, "converter: 'sharegpt'; not read, use formatting"),
-        ({"file_name": "a.json", "subset": "s"}, "subset: 's'; read of a set of the hub alone (hf_hub_url), as a text"),
+        ({"file_name": "a.json", "subset": "s"}, "subset: 's'; read only of a set of the hub (hf_hub_url), as a text"),
         ({}, "file_name: expected a text, got None"),
         ({"file_name": "a.json", "ranking": True}, "ranking: true; `ramet sft` trains on conversations"),
         ({"file_name": "a.json", "formatting": "moss"}, "formatting: 'moss'; allowed: alpaca, sharegpt, openai"),

@@ -111,5 +111,5 @@ def test_a_model_whose_head_is_not_last_computes_all_logits_and_says_so_where_th
     loss.give_loss(AutoModelForCausalLM.from_config(config), MANY)
     (said,) = [message for message in caplog.messages if message.startswith("the loss")]
     assert said.startswith(
-        "the loss holds the logits of all 134217728 tokens of a micro-batch at once: model.path: Cohere"
+        "the loss keeps the logits of all 134217728 tokens of a micro-batch at once: model.path: Cohere"
     )

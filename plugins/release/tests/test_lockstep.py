@@ -241,7 +241,10 @@ def test_what_a_run_cannot_give_is_refused_before_the_start(register: Callable[.
     config = compose(keys, job="train").config
     assert check_needs(Components(config), config) == []
     config = compose([*keys[:2], "train.staleness=1", "train.old_logprobs=engine"], job="train").config
-    sampled = "branch_policy=coin trains ends of sequence that no engine sampled, so the engine has no log-probability of them"
+    sampled = (
+        "branch_policy=coin trains ends of sequence that no engine sampled, so the engine has no log-probability of "
+        "them"
+    )
     assert check_needs(Components(config), config) == [
         "train.staleness=1: branch_policy=coin runs a step after the last one's update; set 0",
         f"train.old_logprobs=engine: {sampled}; set trainer",

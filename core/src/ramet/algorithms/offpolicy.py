@@ -6,8 +6,8 @@ With rho = pi_old / mu, each token's policy loss is weighed, without a gradient,
   you off-policy RL training", 2025; the cap is IMPALA's, arXiv 1802.01561); with `tis_level=sequence`
   min(prod_t rho_t, cap) for all tokens of the sequence.
 * `off_policy.token_band`: 0 where rho_t is outside [low, high] (IcePop, Ling Team, arXiv 2510.18855, with [0.5, 5]).
-* `off_policy.sequence_band`: 0 for every token of a sequence whose exp(mean_t log rho_t) is outside (with [0.999, 1.001]
-  the geometric rejection of verl's rollout correction). Unlike the product, the mean does not grow with the length.
+* `off_policy.sequence_band`: 0 for every token of a sequence whose exp(mean_t log rho_t) is outside (with
+  [0.999, 1.001] the geometric rejection of verl's rollout correction). The mean does not grow with the length.
 * `off_policy.negative_gap_max`: 0 for every token of a sequence with A < 0 and mean_t log(mu / pi) above it, pi being
   the current policy (DeepSeek-V3.2, arXiv 2512.02556): a failure that it would hardly sample any more teaches nothing.
 

@@ -64,7 +64,7 @@ def read_benchmark(
         who = f"{source}: benchmark {name!r} ({origin(benchmark)})"
         raise PluginError(f"{who}: {problem}{defined_at(benchmark, 'load')}")
     if not tasks:
-        raise ConfigError(f"{source}: holds no task")
+        raise ConfigError(f"{source}: has no tasks")
     return name, tasks
 
 

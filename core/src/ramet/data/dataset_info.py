@@ -26,7 +26,7 @@ HUB = "hf_hub_url"
 ELSEWHERE = ("ms_hub_url", "script_url", "cloud_file_name")
 INSTEAD = {"converter": "formatting", "size": "num_samples", "weight": "sft.mixing.probs"}  # of LLaMA-Factory's v1
 SPLIT = re.compile(r"[\w.-]+")
-SFT_ONLY = "`ramet sft` trains on conversations of text alone"
+SFT_ONLY = "`ramet sft` trains only on conversations of text"
 OTHER_ROWS = {  # columns of other trainings
     "chosen": "a ranking row",
     "rejected": "a ranking row",
@@ -40,7 +40,7 @@ OTHER_ROWS = {  # columns of other trainings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """Files that are read alike. `entry`: what a `dataset_info.json` says of them; None: they were named directly."""
+    """Files that are read alike. `entry`: their entry in a `dataset_info.json`; None: they were named directly."""
 
     name: str
     source: str  # the path, pattern or name that stands for it
@@ -59,7 +59,7 @@ class FoundSets:
 def find_sets(patterns: Sequence[str], *, fetch: bool = True) -> FoundSets:
     """The data sets that paths, patterns and names in a `dataset_info.json` stand for.
 
-    `fetch`: sets of the hub are fetched, or found in its cache; else they have no files. Raises `InfraError` if a
+    `fetch`: sets of the hub are fetched, or found in its cache; otherwise they have no files. Raises `InfraError` if a
     transfer breaks off.
     """
     found, seen = FoundSets(), set[Path]()
@@ -177,7 +177,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"folder: {cut(entry['folder'])}; name the files, as in sft.data=[hf://datasets/OWNER/NAME/FOLDER/*]"
     for key in ("subset", "revision"):
         if entry.get(key) is not None and not (hub and isinstance(entry[key], str)):
-            yield f"{key}: {cut(entry[key])}; read of a set of the hub alone ({HUB}), as a text"
+            yield f"{key}: {cut(entry[key])}; read only of a set of the hub ({HUB}), as a text"
     split = entry.get("split", "train")
     if not isinstance(split, str) or SPLIT.fullmatch(split) is None or (split != "train" and not hub):
         yield f"split: {cut(split)}; a file has no splits but 'train', and a set of the hub is read split by split"

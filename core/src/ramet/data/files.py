@@ -75,7 +75,7 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
 
 
 def _batch_rows(batch: Any, before: int) -> list[DataRow]:
-    """Plain lists and dicts, no arrays. Parquet does not check that texts are UTF-8, so a row may hold bad ones."""
+    """Plain lists and dicts, no arrays. Parquet does not check that texts are UTF-8, so a row may have bad ones."""
     try:
         return [as_row(number, values) for number, values in enumerate(batch.to_pylist(), before + 1)]
     except UnicodeDecodeError:

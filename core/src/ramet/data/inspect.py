@@ -39,7 +39,7 @@ class Inspection:
     path: Path
     rows: int = 0
     tasks: list[Task] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # of the file as a whole
+    problems: list[str] = field(default_factory=list)  # of the complete file
     bad: list[RowProblem] = field(default_factory=list)
     taken: list[RowProblem] = field(default_factory=list)  # rows whose id an earlier row has
     repaired: int = 0  # rows
@@ -116,7 +116,7 @@ def type_of(value: Any) -> str:
 
 
 def lengths(counts: Sequence[int]) -> Lengths | None:
-    """Statistics of how long prompts are, None if there are none."""
+    """Statistics of the lengths of prompts; None without prompts."""
     ordered = sorted(counts)
     if not ordered:
         return None

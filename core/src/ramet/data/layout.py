@@ -1,11 +1,11 @@
 """The two layouts of a data file, distinguished row by row, and the one known defect of published files.
 
 Flat: `prompt`, `answer`. Published (ARPO, and verl's files in general): the answer is `reward_model.ground_truth`. In
-both the prompt is a text or a list of chat messages. A row that has a column `answer` is flat, whatever else it has;
-`data.columns.answer` decides by name instead.
+both the prompt is a text or a list of chat messages. A row that has a column `answer` is flat, whatever other columns
+it has; `data.columns.answer` decides by name instead.
 
-The system prompt of ARPO's files holds `\\boxed` twice, written as a backspace (U+0008) and `oxed`: an escape was read
-when the files were made. No text means that, so it is put right everywhere in the row, and counted.
+The system prompt of ARPO's files contains `\\boxed` twice, written as a backspace (U+0008) and `oxed`: an escape was
+read when the files were made. No text means that, so it is repaired everywhere in the row, and counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Columns:
 
 
 def value_at(values: Any, column: str) -> Any:
-    """The value of a column, by its name or by a dotted path into nested ones; `ABSENT` if there is none."""
+    """The value of a column, by its name or by a dotted path into nested ones; `ABSENT` without one."""
     if not isinstance(values, dict):
         return ABSENT
     if column in values:
@@ -46,7 +46,7 @@ def value_at(values: Any, column: str) -> Any:
 
 
 def answer_column(values: dict[str, Any], columns: Columns) -> str:
-    """The column that holds this row's gold answer, whether or not there is a value in it."""
+    """The column of this row's gold answer, whether or not there is a value in it."""
     if columns.answer is not None:
         return columns.answer
     published = value_at(values, FLAT_ANSWER) is ABSENT and value_at(values, PUBLISHED_ANSWER) is not ABSENT
@@ -54,7 +54,7 @@ def answer_column(values: dict[str, Any], columns: Columns) -> str:
 
 
 def repair(value: Any) -> Any:
-    """The same value with every corrupted `\\boxed` put right; the very object if there is none."""
+    """The same value with every corrupted `\\boxed` repaired; the object itself if it has none."""
     if isinstance(value, str):
         return value.replace(CORRUPT, INTENDED) if CORRUPT in value else value
     if isinstance(value, list):

@@ -1,11 +1,11 @@
 """Order of tasks. Deterministic, with a small state: a resumed run sees the tasks that it would have seen.
 
 Epochs follow each other without a gap; a step may span two. Within an epoch no task comes twice and none is lost; a
-step never holds a task twice either (its rollouts would be keyed alike): a task whose turn comes again in a step that
-has it already is passed over, and comes first in the next one.
+step never has a task twice either (its rollouts would have equal keys). If a task's turn comes again in a step that has
+it already, it is passed over, and comes first in the next step.
 
-With weights every data source has epochs of its own, and each draw goes to the source that is furthest below its
-share, so that shares hold exactly over any run of draws, not on average.
+With weights every data source has separate epochs. Each draw goes to the source that is furthest below its share, so
+shares are exact over any run of draws, not on average.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Sampler:
         weights: Mapping[str, float] | None = None,
         difficulty: Sequence[float] | None = None,
     ) -> None:
-        """`sources` and `difficulty` hold one value per task; with `difficulty` every epoch goes from easy to hard.
+        """`sources` and `difficulty` have one value per task; with `difficulty` every epoch goes from easy to hard.
 
-        Raises `ConfigErrors` if a step needs more tasks than there are, or weights and sources do not fit.
+        Raises `ConfigErrors` if a step needs more tasks than the data have, or weights and sources do not fit.
         """
         if not 1 <= tasks_per_step <= n:
             raise ConfigError(f"train.tasks_per_step={tasks_per_step}: the data set has {n} tasks; allowed: 1 to {n}")
@@ -54,7 +54,7 @@ class Sampler:
         self._streams = {name: _Stream(self, name, by_source[name]) for name in self.shares}
 
     def draw(self, count: int, taken: Collection[int] = ()) -> list[int]:
-        """The next `count` indices that are not among `taken`; fewer if there are no more such tasks."""
+        """The next `count` indices that are not among `taken`; fewer if the data have no more."""
         drawn: list[int] = []
         held = set(taken)
         while len(drawn) < count:
@@ -76,7 +76,7 @@ class Sampler:
         return {name: stream.state() | {"share": self.shares[name]} for name, stream in self._streams.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. Other weights hold from here on: what was drawn before is not made up for.
+        """Continue where `state` was taken. Other weights apply from here on; earlier draws are not balanced.
 
         Raises `ConfigError` if it is of other data sources.
         """
@@ -115,7 +115,7 @@ class _Stream:
         self._order = self._sampler.order(self._name, self._indices, epoch)
 
     def draw(self, held: set[int]) -> int | None:
-        """The next task that the step does not hold; None if it holds all of them."""
+        """The next task that the step does not have; None if it has all of them."""
         if held.issuperset(self._indices):
             return None
         self.drawn += 1

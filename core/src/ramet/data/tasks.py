@@ -1,6 +1,6 @@
 """Data files become tasks. Every bad row is found, with file, row, column and value; alike ones are reported together.
 
-A row holds `prompt` (a text, or a list of chat messages), `answer` (a text, a number, or a list of them; in published
+A row has `prompt` (a text, or a list of chat messages), `answer` (a text, a number, or a list of them; in published
 files `reward_model.ground_truth`), and optionally `data_source` (the file's stem if absent) and `tools`. `data.columns`
 renames them; a dot reaches into nested columns. All other columns become the task's metadata.
 """
@@ -40,7 +40,7 @@ class TaskSet:
     tasks: list[Task]
     fingerprint: str  # sha256 over all tasks; a resumed run must find the same
     skipped: int  # bad rows that were left out
-    repaired: int  # rows among the tasks with a corrupted `\boxed` that was put right
+    repaired: int  # rows among the tasks with a corrupted `\boxed` that was repaired
     files: list[str]  # and benchmarks, as `benchmark:NAME/SPLIT`
     benchmarks: Mapping[str, str]  # id of a task -> name of the benchmark that it comes from
 
@@ -52,7 +52,7 @@ class ReadRow:
     row: DataRow  # repaired
     location: str  # file and row, for messages
     task: Task | None
-    problem: RowProblem | None  # why there is no task
+    problem: RowProblem | None  # why the row is not a task
     repaired: bool
 
 
@@ -81,7 +81,7 @@ def load_tasks(
     first `limit` of all. `shares`: how many of a benchmark, an even share of its data sources. Raises `ConfigErrors`.
 
     `check`: what makes a row bad although it is a task, as a gold answer that its reward cannot read. Tasks of
-    benchmarks are left alone without `check_benchmarks`: those that their benchmark judges itself.
+    benchmarks that judge them are skipped without `check_benchmarks`.
     """
     columns = columns or Columns()
     benchmarks = [path for path in paths if is_benchmark(path)]
@@ -126,8 +126,8 @@ def fingerprint(tasks: Iterable[Task]) -> str:
 
 
 def id_prefixes(files: Sequence[Path]) -> list[str]:
-    """What the ids of a file's tasks begin with: its stem, or its path where two files have the same stem. Of a file in
-    the hub's cache that is its name, which is the same on every machine.
+    """Beginning of the ids of a file's tasks: its stem, or its path where two files have the same stem. For a file in
+    the hub's cache it is its name, which is the same on every machine.
     """
     stems = Counter(path.stem for path in files)
     return [path.stem if stems[path.stem] == 1 else str(cached_name(path) or path.with_suffix("")) for path in files]
@@ -155,7 +155,7 @@ def read_tasks(path: Path, prefix: str, columns: Columns) -> Iterator[ReadRow]:
 def _collect(
     path: Path, prefix: str, columns: Columns, limit: int | None, collected: _Collected, check: CheckTask | None
 ) -> list[str]:
-    """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
+    """Add the file's tasks and bad rows. Returns problems of the complete file."""
     rows: list[DataRow] = []
     good = 0
     bad: list[RowProblem] = []

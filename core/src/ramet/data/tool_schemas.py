@@ -1,7 +1,7 @@
 """Tools that a row describes: a list of schemas, or its JSON text, as sets of tool calls have them.
 
-A schema is OpenAI's (`{"type": "function", "function": {…}}`) or its inner object alone (`name`, `description`,
-`parameters`). Parameters are passed on as they are: sets write them as JSON schemas and in dialects of their own. Nulls
+A schema is OpenAI's (`{"type": "function", "function": {…}}`) or only its inner object (`name`, `description`,
+`parameters`). Parameters are passed on as they are: sets write them as JSON schemas and in their own dialects. Nulls
 are left out where they are not JSON text: parquet fills the keys that other rows have with them.
 """
 
@@ -18,9 +18,9 @@ EXPECTED = "expected a schema with a name, a description (text) and parameters (
 
 
 def read_tools(value: Any) -> tuple[tuple[ToolSchema, ...] | None, list[str]]:
-    """The tools of a row's column, or what is wrong with it. None: there are none to speak of; an empty list: no tool.
+    """The tools of a row's column, or its problems. None: the column is absent or empty; an empty list: no tool.
 
-    An empty text is what files have where they have no tools.
+    Files have an empty text for rows without tools.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None, []
@@ -35,7 +35,7 @@ def read_tools(value: Any) -> tuple[tuple[ToolSchema, ...] | None, list[str]]:
         if schema is None:
             problems.append(f"tools[{index}]: {EXPECTED}, got {cut(item)}")
         elif (fault := json_fault(schema.function)) is not None:
-            problems.append(f"tools[{index}]: {schema.name!r} holds {fault}")
+            problems.append(f"tools[{index}]: {schema.name!r} contains {fault}")
         elif schema.name in schemas:
             problems.append(f"tools[{index}]: {schema.name!r} is described twice")
         else:

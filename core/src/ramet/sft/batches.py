@@ -101,7 +101,7 @@ class StepBatch:
     """What one rank computes of an optimiser step."""
 
     micro_batches: Sequence[MicroBatch]  # as many on every rank; their targets are the trained tokens
-    n_trained: int  # trained tokens of all ranks: what the loss is divided by
+    n_trained: int  # trained tokens of all ranks: the loss is divided by it
 
     @property
     def n_tokens(self) -> int:

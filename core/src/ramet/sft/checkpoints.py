@@ -1,4 +1,4 @@
-"""Trainer's checkpoints: what each strategy writes, whether all of it is there and whole, and the newest that is.
+"""Trainer's checkpoints: the files of each strategy, whether all exist and are intact, and the newest such checkpoint.
 
 Trainer saves the scheduler, the random states and its own state; the rest depends on who shards:
 
@@ -6,11 +6,10 @@ Trainer saves the scheduler, the random states and its own state; the rest depen
     zero*    latest, and in the folder that it names DeepSpeed's `*_states.pt`, most of them one per rank
     fsdp     pytorch_model_fsdp_0/ and optimizer_0/, written by torch.distributed.checkpoint
 
-All but safetensors are zip files or hold zip files, whose checksums cover every byte.
+All but safetensors are zip files or contain zip files, whose checksums cover every byte.
 
-Trainer writes into the final folder and `trainer_state.json` last, so a kill leaves a folder that looks like a
-checkpoint and is none; and a rank may be killed when the first one has written that file. A power loss can leave any
-file short.
+Trainer writes into the final folder and `trainer_state.json` last, so a kill leaves a folder that only looks like a
+checkpoint. A rank may also be killed when the first one has written that file. A power loss can leave any file short.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
 def newest_complete(folder: Path, layout: SftLayout | None = None) -> Path | None:
-    """The complete checkpoint of the most steps, None if there is none. Incomplete ones are logged and passed over."""
+    """The complete checkpoint of the most steps, or None. Incomplete ones are logged and passed over."""
     layout = layout or SftLayout()
     for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
         problem = incomplete(checkpoint, step, layout)
@@ -57,14 +56,14 @@ def newest_complete(folder: Path, layout: SftLayout | None = None) -> Path | Non
 
 
 def chosen_checkpoint(folder: Path, step: int | None = None) -> Path:
-    """The complete checkpoint of `step`; without one that of the lowest held-out loss up to the newest one, or the
-    newest. Only reads, since the run may still be running. Raises `ConfigError`.
+    """The complete checkpoint of `step`; without one the checkpoint of the lowest held-out loss up to the newest one,
+    or the newest. Only reads, since the run may still be running. Raises `ConfigError`.
     """
     layout, steps = SftLayout.read(folder), dict(_checkpoints(folder))
     if step is None:
         newest = newest_complete(folder, layout)
         if newest is None:
-            raise ConfigError(f"{folder} holds no complete checkpoint; with sft.trainer.save_steps they come earlier")
+            raise ConfigError(f"{folder} has no complete checkpoint; with sft.trainer.save_steps they come earlier")
         best = json.loads((newest / STATE).read_text(encoding="utf-8")).get("best_global_step")
         return steps[best] if best in steps and incomplete(steps[best], best, layout) is None else newest
     if step not in steps:
@@ -76,7 +75,7 @@ def chosen_checkpoint(folder: Path, step: int | None = None) -> Path:
 
 
 def weights_of(checkpoint: Path) -> dict[str, Tensor]:
-    """The whole weights in a complete checkpoint, whatever its strategy; of LoRA the adapter's, under peft's names.
+    """All weights in a complete checkpoint, whatever its strategy; with LoRA the adapter's, under peft's names.
 
     Raises `ConfigError`.
     """
@@ -98,8 +97,8 @@ def weights_of(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def remove_oldest(folder: Path, saved: int, *, keep: int, best: int | None = None) -> None:
-    """Delete all checkpoints up to the one just `saved` but the `keep` of the most steps and that of step `best`. Ones
-    of more steps, which were passed over, stay. One that cannot be deleted is warned of and stays.
+    """Delete all checkpoints up to the one just `saved` but the `keep` of the most steps and the one of step `best`.
+    Ones of more steps, which were passed over, stay. One that cannot be deleted is warned of and stays.
     """
     for step, checkpoint in sorted(pair for pair in _checkpoints(folder) if pair[0] <= saved)[:-keep]:
         if step == best:
@@ -213,7 +212,7 @@ class SftLayout:
         return f"sft.strategy={self.strategy} with cluster.policy_workers={self.workers}{lora}"
 
     def problem(self, checkpoint: Path) -> str | None:
-        """What is missing or broken, None if all is whole. Reads every file."""
+        """Missing or broken files, None if all are intact. Reads every file."""
         try:
             for archive in self._archives(checkpoint):
                 with zipfile.ZipFile(archive) as opened:
@@ -268,7 +267,7 @@ def _read_weights(checkpoint: Path, file: str) -> None:
 
 
 def _read_items(folder: Path) -> None:
-    """Each file holds the items of one rank, one after another; `.metadata` says where each of them is.
+    """Each file has the items of one rank, one after another; `.metadata` says where each of them is.
 
     It is a pickle, which accelerate would let run anything: here it is read with the classes that it is made of, and a
     checkpoint with others is passed over.

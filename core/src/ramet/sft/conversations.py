@@ -1,8 +1,8 @@
 """SFT files, as JSON or parquet, in the layouts of `sft/layouts`. Every bad row of every file is found.
 
-A row becomes a conversation, which is a list of exchanges: what the user said, and the reply, which may hold tool
-results as turns of their own. Tool results written *inside* an assistant's text are not looked for here: only the
-rollout step knows its format.
+A row becomes a conversation, which is a list of exchanges: what the user said, and the reply, which may have tool
+results as separate turns. Tool results written *inside* an assistant's text are not looked for here: only the rollout
+step knows its format.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ CHUNK = 1 << 20  # bytes hashed at once
 
 @dataclass(slots=True, kw_only=True)
 class SftData:
-    """What the files hold."""
+    """The contents of the files."""
 
     conversations: list[Conversation] = field(default_factory=list)
-    bad: list[RowProblem] = field(default_factory=list)  # rows that hold no conversation; a row may have several
+    bad: list[RowProblem] = field(default_factory=list)  # rows without a conversation; a row may have several
     rows: int = 0
-    problems: list[str] = field(default_factory=list)  # of whole files
+    problems: list[str] = field(default_factory=list)  # of complete files
     fingerprint: str = ""  # of the files' bytes and entries in order; a resume must find the same
     columns: set[str] = field(default_factory=set)  # of the rows of files that were named directly
 
@@ -81,8 +81,8 @@ def read_data(
     max_samples: int | None = None,
 ) -> SftData:
     """Read what paths, patterns and names of data sets stand for. Raises nothing for bad data: the caller reports all
-    of it. `layout` is that of files that are named directly, `mixing` is `sft.mixing`.
-    `max_samples`: rows that are taken of each of `patterns`.
+    of it. `layout` applies to files that are named directly, `mixing` is `sft.mixing`. `max_samples`: rows that are
+    taken of each of `patterns`.
     """
     found, mixing = find_sets(patterns), mixing or {}
     data, digest = SftData(problems=[f"sft.data: {problem}" for problem in found.problems]), hashlib.sha256()
@@ -175,7 +175,7 @@ def read_row(
     if problems:
         return None, problems
     if turns[0].role == "system":
-        system, turns = turns[0].text or system, turns[1:]  # an empty one is none
+        system, turns = turns[0].text or system, turns[1:]  # an empty one does not count
     exchanges = _exchanges(_split_results(_by_calls(turns)))
     return Conversation(file=file, row=row, system=system, tools=tools, exchanges=exchanges), []
 
@@ -266,7 +266,7 @@ def _function_call(written: str) -> tuple[str, tuple[WrittenCall, ...], list[str
     value = read_json(written[start:])
     calls, problems = _calls(value if isinstance(value, list) else [value])
     if not calls and not problems:
-        problems = ["holds no call"]
+        problems = ["has no call"]
     return written[:start], calls, [f"role {FUNCTION_CALL!r}: {problem}" for problem in problems]
 
 
@@ -298,7 +298,7 @@ def _calls(written_calls: Any) -> tuple[tuple[WrittenCall, ...], list[str]]:
             expected = "a function with a name and arguments, which are a JSON object"
             problems.append(f"{CALLS}[{index}]: expected {expected}, got {cut(call)}")
         elif (fault := json_fault({name: read})) is not None:
-            problems.append(f"{CALLS}[{index}]: holds {fault}: {cut(call)}")
+            problems.append(f"{CALLS}[{index}]: contains {fault}: {cut(call)}")
         else:
             calls.append(WrittenCall(name=name, arguments=text))
     return tuple(calls), problems
@@ -328,7 +328,7 @@ def _split_results(turns: list[_Turn]) -> list[_Turn]:
 
 
 def _row_tools(value: Any) -> tuple[tuple[ToolSchema, ...] | None, list[str]]:
-    """The tools that a row describes. Names alone, as tasks have them, describe none and are not read."""
+    """The tools that a row describes. Mere names, as tasks have them, describe none and are not read."""
     if isinstance(value, list) and value and all(isinstance(name, str) and "{" not in name for name in value):
         return None, []
     tools, problems = read_tools(value)
@@ -336,7 +336,7 @@ def _row_tools(value: Any) -> tuple[tuple[ToolSchema, ...] | None, list[str]]:
 
 
 def _row_system(record: Mapping[str, Any]) -> tuple[str | None, list[str]]:
-    """The row-level system prompt; an empty or null one is none, as sharegpt files often carry it."""
+    """The row-level system prompt; an empty or null one, frequent in sharegpt files, does not count."""
     system = record.get("system")
     if system is None or system == "":
         return None, []
@@ -350,7 +350,7 @@ def _text_problems(text: Any, key: str) -> list[str]:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        return [f"{key!r} holds a lone surrogate at character {error.start}, which no tokenizer can encode"]
+        return [f"{key!r} contains a lone surrogate at character {error.start}, which no tokenizer can encode"]
     return []
 
 

@@ -1,9 +1,9 @@
 """Traces become token ids and masks exactly as rollouts make them (docs/design.md).
 
-The prompt is encoded as a rollout's prompt. The reply is cut by the rollout step into what the policy writes and what
-is inserted, and each part is encoded on its own, as in a rollout, where a result is never tokenised together with the
-text before it. A conversation of n exchanges gives n examples, because that is what a chat template makes of it:
-many templates render an earlier reply differently from the one that is being written.
+The prompt is encoded as a rollout's prompt. The rollout step cuts the reply into parts that the policy writes and
+inserted parts. Each part is encoded separately, as in a rollout, where a result is never tokenised together with the
+text before it. A conversation of n exchanges gives n examples, because that is what a chat template makes of it: many
+templates render an earlier reply differently from the one that is being written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TraceEncoder:
         prompt: Callable[[Task], Prompt],
         mask_history: bool = False,
     ) -> None:
-        """`prompt` is that of rollouts. `mask_history`: of a row only the last trained message is."""
+        """`prompt` is the same as in rollouts. `mask_history`: only the last trained message of a row is trained."""
         self.encoder = encoder
         self._reader = reader
         self._tools = tuple(tools)
@@ -79,7 +79,7 @@ class TraceEncoder:
         return [replace(one, reply=tuple(_only(piece, last) for piece in one.reply)) for one in exchanges]
 
     def unread_results(self, conversation: Conversation) -> bool:
-        """Whether the text that counts as the policy's holds a result wrapper, as of a tool that is not configured."""
+        """Whether the text that counts as the policy's has a result wrapper, as of a tool that is not configured."""
         tools = self._tools_of(conversation)
         pieces = (piece for exchange in self._weighted(conversation.exchanges) for piece in exchange.reply)
         written = (piece.text for piece in pieces if isinstance(piece, Written) and piece.trained)
@@ -107,7 +107,7 @@ class TraceEncoder:
             return ()
 
     def _parts(self, exchange: Exchange, tools: Sequence[str]) -> list[TracePart]:
-        """Return the parts of the trace, without the end of the last turn. What is not trained is `Markup`."""
+        """Return the parts of the trace, without the end of the last turn. Untrained parts are `Markup`."""
         if isinstance(self._reader, TemplateFormat):
             return list(self._rendered(exchange, self._reader))
         parts: list[TracePart] = []

@@ -1,7 +1,7 @@
 """All rows as token ids: of many rows in several processes, and kept for the next run that has the same ones.
 
-What is kept lies in the assets cache of `huggingface_hub`, beside what models and data of the hub leave there. Its name
-is a hash of the rows and of all that decides their tokens, and some of the rows are encoded again before it is taken.
+The file lies in the assets cache of `huggingface_hub`, next to models and data of the hub. Its name is a hash of the
+rows and of all that decides their tokens, and some of the rows are encoded again before it is taken.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def encode(encoder: TraceEncoder, conversation: Conversation) -> list[Example]:
 
 
 def encode_rows(encoder: TraceEncoder, conversations: Sequence[Conversation], identity: str | None) -> Rows:
-    """The examples of each row. `identity`: what decides tokens beside the rows; None: nothing is read or kept.
+    """The examples of each row. `identity`: all that decides tokens in addition to the rows; None: nothing is read or
+    kept.
 
     Raises as `encode`, and `InfraError` if a process that encodes is killed.
     """
@@ -77,8 +78,8 @@ def encode_rows(encoder: TraceEncoder, conversations: Sequence[Conversation], id
 
 
 def identity_of(config: Config, tokenizer: PreTrainedTokenizerBase, *decides: Any) -> str | None:
-    """What decides the tokens of a row: tokenizer, template, rollout step, the code of Ramet, and `decides`, which show
-    all they hold.
+    """All that decides the tokens of a row: tokenizer, template, rollout step, the code of Ramet, and `decides`, whose
+    representations are complete.
 
     Returns None for a tokenizer without a form that can be compared.
     """
@@ -108,7 +109,7 @@ def _file(conversations: Sequence[Conversation], identity: str) -> Path:
 
 
 def _workers() -> int:
-    """Processes that encode: the cores of this one, shared with those that a launcher started beside it."""
+    """Processes that encode: the cores of this one, shared with the processes that a launcher started next to it."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -123,7 +124,7 @@ def _in_processes(encoder: TraceEncoder, conversations: Sequence[Conversation], 
     _SHARED.append((encoder, conversations))
     try:
         with (
-            warnings.catch_warnings(action="ignore", category=DeprecationWarning),  # of a fork beside threads
+            warnings.catch_warnings(action="ignore", category=DeprecationWarning),  # of a fork while threads run
             ProcessPoolExecutor(
                 workers, mp_context=multiprocessing.get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
             ) as pool,
@@ -165,12 +166,12 @@ def _kept(file: Path, encoder: TraceEncoder, conversations: Sequence[Conversatio
     probed = range(0, len(conversations), max(1, len(conversations) // PROBED))
     if len(rows) == len(conversations) and all(rows[i] == encode(encoder, conversations[i]) for i in probed):
         return rows
-    logger.warning("%s: holds other tokens than these rows have now, and is written again", file)
+    logger.warning("%s: contains other tokens than these rows have now, and is written again", file)
     return None
 
 
 def _keep(file: Path, rows: Rows) -> None:
-    """Write the rows, whole or not at all. A cache that cannot be written is only warned of."""
+    """Write all rows or none. A cache that cannot be written is only warned of."""
     examples = [example for row in rows for example in row]
     where = json.dumps([example.where for example in examples]).encode()
     try:

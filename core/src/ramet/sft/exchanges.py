@@ -33,7 +33,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """A tool result that was a turn of its own, without any wrapper."""
+    """A tool result that was a separate turn, without any wrapper."""
 
     text: str
 

@@ -82,7 +82,7 @@ def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopL
                 train_and_save(config, prepared, path, signals, world)
             elif finished(config, prepared, path) is None:
                 run_ranks(config, prepared, path, signals)
-        summary = world.from_first(lambda: read_summary(path))  # which the first rank alone has written
+        summary = world.from_first(lambda: read_summary(path))  # which only the first rank has written
         assert summary is not None
         return SftResult(run=path, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)
 
@@ -194,7 +194,7 @@ def _report(trained: Trained, summary: Summary, planned: int) -> None:
         logger.info("ended early, at step %d of %d: the held-out loss fell no further", trained.steps, planned)
     if trained.valid_loss is not None:
         step, (steps, losses) = trained.best_step, trained.curves[VALID_CURVE]
-        logger.info("the weights are those of step %d, where the held-out loss was %.4f", step, trained.valid_loss)
+        logger.info("the weights are from step %d, where the held-out loss was %.4f", step, trained.valid_loss)
         if steps[0] == 0 and losses[0] <= trained.valid_loss:
             logger.warning(
                 "the held-out loss was lowest before the training (%.4f): a smaller sft.lr or more rows may help",

@@ -8,7 +8,7 @@ Not torch's `elastic_launch` and `@record`, which were tried (torch 2.13):
 
 * Of a rank that was killed and another that lost its connection to it, they name the other: it writes its error before
   the agent notices the kill. Here the others get a moment to fail too, and a signal counts before an error.
-* After SIGTERM, ranks have 30 s for the rest of their step and its checkpoint before they are killed, and a second
+* After SIGTERM, ranks have 30 s for the rest of their step and its checkpoint before they are killed. A second
   signal starts the wait again instead of ending the run at once.
 * A launcher that is killed by SIGKILL leaves its ranks running.
 """
@@ -85,7 +85,7 @@ class RankProcesses:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if rank > 0 else None,
                 stderr=subprocess.STDOUT if rank > 0 else None,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
             )
             self._processes.append(process)
             if process.stdout is not None:
@@ -112,7 +112,7 @@ class RankProcesses:
         if self._failed() and not signals.asked:
             raise self._failure()
         if any(process.poll() != 0 for process in self._processes):
-            raise Stopped(signals.signal or signal.SIGTERM)  # the ranks alone may have received one
+            raise Stopped(signals.signal or signal.SIGTERM)  # maybe only the ranks have received one
 
     def kill(self) -> None:
         """Kill the ranks that still run, with what they have started, and wait for their end."""
@@ -181,7 +181,7 @@ class RankProcesses:
             return self._error(f"rank {rank} failed: {failure.text}{rest}")
         rank = next(rank for rank, code in enumerate(codes) if code)
         code = codes[rank] or 0
-        how = self._signalled(code) if code < 0 else f"ended with exit code {code}; what it printed is above"
+        how = self._signalled(code) if code < 0 else f"ended with exit code {code}; its output is above"
         return self._error(f"rank {rank} {how}{rest}")
 
     def _error(self, text: str) -> InfraError:
@@ -191,7 +191,7 @@ class RankProcesses:
         name = signal.Signals(-code).name
         if -code == signal.SIGKILL:
             return f"was killed by {name}, as the kernel does when memory runs out (see dmesg){self._less_memory}"
-        return f"died of {name}; what it printed is above"
+        return f"died of {name}; its output is above"
 
 
 def _less_memory(sft: SftConfig) -> str:

@@ -1,7 +1,7 @@
 """How the rows of an SFT file are laid out. Rows of other layouts become those that `sft/conversations` reads.
 
-The layouts are those of LLaMA-Factory (alpaca, sharegpt, openai) and TRL (prompt and completion). Names of columns and
-tags are those of LLaMA-Factory's `dataset_info.json`. Rows of other trainings are refused by name.
+The layouts come from LLaMA-Factory (alpaca, sharegpt, openai) and TRL (prompt and completion). Names of columns and
+tags come from LLaMA-Factory's `dataset_info.json`. Rows of other trainings are refused by name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RowLayout:
         return None if value is ABSENT else value
 
     def rest(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What a row has beside its messages."""
+        """The rest of a row, without its messages."""
         return {name: value for name in ("system", "tools") if (value := self.value(row, name)) is not None}
 
 
@@ -77,7 +77,7 @@ def standard_row(row: Mapping[str, Any], layout: RowLayout) -> Standard:
     if kind == "completion":
         return _of_completion(row, layout)
     if kind == "text":
-        return row, [f"a pre-training row, with its key 'text' alone; {SFT_ONLY}"]
+        return row, [f"a pre-training row, with only the key 'text'; {SFT_ONLY}"]
     return _of_messages(row, layout)
 
 
@@ -160,7 +160,7 @@ def _of_messages(row: Mapping[str, Any], layout: RowLayout) -> Standard:
     if named is None:
         lists = {name: row[name] for name in LISTS if name in row}
     elif row.get(named) is None:
-        return row, [f"no key {named!r}, which holds the messages; found {', '.join(map(str, row)) or 'none'}"]
+        return row, [f"no key {named!r}, which has the messages; found {', '.join(map(str, row)) or 'none'}"]
     else:
         lists = {named if named in LISTS else LISTS[-1]: row[named]}
     messages = {
@@ -185,7 +185,7 @@ def _item(item: Any, tags: Mapping[str, str]) -> Any:
         return item
     renamed = dict(item)
     for tag, usual in (("role_tag", ROLE_KEYS), ("content_tag", TEXT_KEYS)):
-        if (key := tags.get(tag)) is not None:  # what other keys of this meaning hold is not read
+        if (key := tags.get(tag)) is not None:  # other keys of this meaning are not read
             renamed = {name: value for name, value in renamed.items() if name not in usual}
             renamed |= {usual[-1]: item[key]} if key in item else {}
     roles = {tags[tag]: role for tag, role in ROLE_OF_TAG.items() if tag in tags}

@@ -38,8 +38,8 @@ def inputs_of(batch: MicroBatch) -> dict[str, Tensor]:
 
 
 def give_loss(model: PreTrainedModel, tokens: int) -> None:
-    """Let the model's forward pass give the sum of `-log p` over the trained tokens of a micro-batch, and nothing else.
-    What wraps the model calls the same forward, and stays right. `tokens`: the most that a micro-batch has.
+    """Let the model's forward pass give only the sum of `-log p` over the trained tokens of a micro-batch. Wrappers of
+    the model call the same forward, and stay right. `tokens`: the most that a micro-batch has.
 
     Of a model that changes its logits after the head all logits are held at once, with a warning where those are many.
     """
@@ -47,7 +47,7 @@ def give_loss(model: PreTrainedModel, tokens: int) -> None:
         check_head(model)
     except ConfigError as error:
         if tokens * int(model.config.vocab_size) > CHUNK_ELEMENTS:
-            logger.warning("the loss holds the logits of all %d tokens of a micro-batch at once: %s", tokens, error)
+            logger.warning("the loss keeps the logits of all %d tokens of a micro-batch at once: %s", tokens, error)
         model.forward = partial(_whole, model.forward)
         return
     model.forward = partial(_in_pieces, model)

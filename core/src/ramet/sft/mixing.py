@@ -1,9 +1,9 @@
 """How the rows of several data sets are mixed, in LLaMA-Factory's words.
 
-`concat`: all rows of all sets. `interleave_under`: rows of the sets in turn, until one has no more.
-`interleave_over`: until every set has been used up; rows of smaller sets come again. `interleave_once`: every row once,
-in turn. With `probs` the set that comes next is drawn. Each pass over the data has an order of its own, so the strategy
-decides how often each row is in it, not where.
+`concat`: all rows of all sets. `interleave_under`: rows of the sets in turn, until one has no more. `interleave_over`:
+until every set has been used up; rows of smaller sets come again. `interleave_once`: every row once, in turn. With
+`probs` the next set is drawn. Each pass over the data has another order, so the strategy decides how often each row is
+in it, not where.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def mixing_problem(mixing: Mapping[str, Any], sets: int) -> str | None:
     if probs is None:
         return None
     if (mixing.get("strategy") or CONCAT) == CONCAT:
-        return f"sft.mixing.probs={probs}: read with an interleaving sft.mixing.strategy alone"
+        return f"sft.mixing.probs={probs}: read only with an interleaving sft.mixing.strategy"
     if not isinstance(probs, list | tuple) or not all(_is_share(share) for share in probs):
         return f"sft.mixing.probs={probs}: must be a list of numbers over 0, one for each entry of sft.data"
     if len(probs) != sets:

@@ -1,4 +1,4 @@
-"""What a finished training leaves: the model folder, the curve and a summary. Each appears whole or not at all."""
+"""The output of a finished training: the model folder, the curve and a summary. Each appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `ramet checkpoints` reads a summary, and needs neither
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER = "adapter"  # of LoRA, in the run's directory: the folder that peft loads
-MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
+MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: only such a folder may be replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Summary:
     rows_cut: int = 0  # at sft.max_tokens, and trained on
     rows_held_out: int = 0
     rows_malformed: int = 0  # left out or, with sft.malformed=keep, trained on
-    rows_with_unread_results: int  # trained on although they seem to hold a tool's result, unmasked
+    rows_with_unread_results: int  # trained on although they seem to contain a tool's result, unmasked
     examples: int  # one per exchange of a row
     trained_tokens: int  # in one pass over the examples
     steps: int
@@ -56,8 +56,8 @@ def save_model(
 ) -> None:
     """Write a Hugging Face folder, replacing an earlier one only when the new one is complete.
 
-    `weights` are written in the model's dtype instead of its own, of which it may hold a part. Raises `InfraError` if
-    something else has been put where the folder belongs, and `OSError` if it cannot be written.
+    `weights` are written in the model's dtype instead of its own weights, of which it may have only a part. Raises
+    `InfraError` if another file or folder is in its place, and `OSError` if it cannot be written.
     """
 
     def fill(temporary: Path) -> None:
@@ -79,7 +79,7 @@ def write_adapter(adapter: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerB
 
 
 def _replace(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Have `fill` write a new folder, and put it in the place of an earlier one of ours."""
+    """Have `fill` write a new folder, and let it replace an earlier one that `ramet sft` wrote."""
     for stale in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         if _is_ours(stale):  # left by a process that was killed
             _remove(stale)
@@ -115,7 +115,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _new_folder(folder: Path) -> Path:
-    """Marked as ours before anything else is in it."""
+    """An empty folder with the mark of `ramet sft`."""
     marked = temporary_folder(folder)
     try:
         with naming(folder):
@@ -127,7 +127,7 @@ def _new_folder(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder of ours, the mark last: what a kill leaves of it is known and deleted by the next process."""
+    """Delete a marked folder, the mark last: after a kill the next process knows the rest and deletes it."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -147,7 +147,7 @@ def write_summary(run: Path, summary: Summary) -> None:
 
 
 def finished_training(run: Path) -> Summary | None:
-    """The summary of a finished training whose model is where it was written, None if there is none.
+    """The summary of a finished training whose model is where it was written, or None.
 
     Raises `ConfigError` for a file that is not a summary.
     """
@@ -159,7 +159,7 @@ def finished_training(run: Path) -> Summary | None:
 
 
 def read_summary(run: Path) -> Summary | None:
-    """The summary of a finished training, None if there is none."""
+    """The summary of a finished training, or None."""
     try:
         return Summary(**json.loads((run / SFT_SUMMARY).read_text(encoding="utf-8")))
     except FileNotFoundError:

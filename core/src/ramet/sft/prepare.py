@@ -87,7 +87,7 @@ class _ReadsText(RolloutStep, TraceReader, Protocol):
 
 @runtime_checkable
 class _ReadsMessages(RolloutStep, TemplateFormat, Protocol):
-    """A rollout step whose results are messages of their own."""
+    """A rollout step whose results are separate messages."""
 
 
 _Readable: TypeAlias = _ReadsText | _ReadsMessages
@@ -165,7 +165,7 @@ def check_data(resolved: Resolved, problems: Sequence[str]) -> CheckedSft:
 
 
 def _of_valid(problems: Sequence[str]) -> list[str]:
-    """Problems of data as those of `sft.valid`."""
+    """Problems of data as problems of `sft.valid`."""
     return [problem.replace("sft.data: ", "sft.valid: ", 1) for problem in problems]
 
 
@@ -219,7 +219,7 @@ def trace_encoder(config: Config, checked: CheckedSft, tokenizer: PreTrainedToke
 
 
 def _malformed(report: TraceReport, rule: Malformed) -> list[str]:
-    """The rows that keep the training from starting, those of one reason in one line."""
+    """The rows that keep the training from starting, one line for each reason."""
     refused = {Malformed.ERROR: report.problems, Malformed.SKIP: [], Malformed.KEEP: report.unreadable}[rule]
     if not refused:
         every = rule is Malformed.SKIP and report.bad_rows == report.rows > 0
@@ -255,7 +255,7 @@ def _warn_of_traces(report: TraceReport, config: Config) -> None:
 
 
 def check_out(config: Config) -> list[str]:
-    """Problems with `run.out`: it may replace a model that `ramet sft` has written, and nothing else."""
+    """Problems with `run.out`: it may replace only a model that `ramet sft` has written."""
     if config.run.out is None:
         return []
     out = Path(config.run.out)
@@ -296,7 +296,7 @@ class _Encoded:
 
 
 def encode_checked(config: Config, checked: CheckedSft, *, keep: bool = False) -> PreparedSft:
-    """Encode the data with the model's tokenizer. A row stays out as a whole if one of its examples is too long, unless
+    """Encode the data with the model's tokenizer. All of a row stays out if one of its examples is too long, unless
     `sft.truncate` cuts it. `keep`: the tokens are kept for the next run on these rows.
 
     Raises `ConfigError`.
@@ -381,7 +381,7 @@ def _unread(encoder: TraceEncoder, conversations: Sequence[Conversation], report
     unread = [conversation.where for conversation in conversations if encoder.unread_results(conversation)]
     if unread and not report.unmasked:
         logger.warning(
-            "%d rows hold tool results that are trained on as if the policy had written them; the first is %s. Name "
+            "%d rows contain tool results that are trained on as if the policy had written them; the first is %s. Name "
             "their tools in `tools`, their tags in sft.mask_tags, or correct the rows",
             len(unread),
             unread[0],

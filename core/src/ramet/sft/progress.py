@@ -106,7 +106,7 @@ class SftProgress(TrainerCallback):
         self._loss = self._loss.to(loss.device) + loss
 
     def check_before_save(self, step: int) -> None:
-        """All ranks call it. Raises `ConfigError` on all if any step's loss was no number: weights are none either."""
+        """All ranks call it. Raises `ConfigError` on all if any step's loss was NaN: so are the weights then."""
         (loss,) = self._world.total([float(self._loss)])
         self._loss = torch.zeros(())
         self._check_finite(loss, step)

@@ -1,6 +1,6 @@
-"""`ramet sft --show N`: the first sequences as they would be trained, with what is trained and what is masked.
+"""`ramet sft --show N`: the first sequences as they would be trained, with trained and masked parts.
 
-Colours separate the two on a terminal; elsewhere, or with NO_COLOR, marks do, as those of `git diff --word-diff`.
+Colours separate the two on a terminal; elsewhere, or with NO_COLOR, marks do, as in `git diff --word-diff`.
 """
 
 from __future__ import annotations

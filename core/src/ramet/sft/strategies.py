@@ -1,7 +1,7 @@
 """How `sft.strategy` becomes settings of DeepSpeed and FSDP2, and what it needs of this machine.
 
 Both run through `transformers.Trainer`, on GPUs with NCCL and on a CPU with gloo. All strategies take torch's AdamW and
-Trainer's groups of weights, so they train the same model; what differs is what a rank holds.
+Trainer's groups of weights, so they train the same model; only a rank's parts differ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _check_machine(config: Config, machine: Machine) -> list[str]:
     workers = config.cluster.policy_workers
     if machine.devices is None or workers <= machine.devices:
         return []
-    return [f"cluster.policy_workers={workers}: each takes a GPU of its own, and --on {machine.written} has fewer"]
+    return [f"cluster.policy_workers={workers}: each takes its own GPU, and --on {machine.written} has fewer"]
 
 
 def _check_workers(config: Config, launched: World | None) -> list[str]:
@@ -88,7 +88,7 @@ def _check_devices(config: Config, launched: World | None) -> list[str]:
             return ["sft.strategy=zero3_offload: for GPUs only, and this training runs on the CPU; use zero3 or fsdp"]
         return []
     if device.index is not None:
-        return [f"model.device={config.model.device}: each rank takes a GPU of its own; set model.device=cuda"]
+        return [f"model.device={config.model.device}: each rank takes its own GPU; set model.device=cuda"]
     here = config.cluster.policy_workers if launched is None else launched.local_size
     if here > torch.cuda.device_count():
         return [f"cluster.policy_workers={config.cluster.policy_workers}: {here} on this node, which has "
@@ -126,7 +126,7 @@ def deepspeed_config(strategy: Strategy) -> dict[str, Any] | None:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
         "bf16": {"enabled": "auto"},
-        "zero_allow_untested_optimizer": True,  # torch's AdamW is none that it lists
+        "zero_allow_untested_optimizer": True,  # it does not list torch's AdamW
         "zero_force_ds_cpu_optimizer": offload,  # its AdamW for CPUs compiles C++, worth it only with offload
         "steps_per_print": 10**9,
     }

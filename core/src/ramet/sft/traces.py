@@ -1,6 +1,6 @@
-"""What is wrong with written traces: malformed ones, results that would be trained on, answers that are missing.
+"""Problems of written traces: malformed ones, results that would be trained on, answers that are missing.
 
-The rollout step alone knows its format. Of a step that cannot check traces only the rows themselves are checked.
+Only the rollout step knows its format. For a step that cannot check traces, only the rows themselves are checked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TraceReport:
     rows: int
     checked: bool = True  # whether the rollout step can check traces
     conversations: list[Conversation] = field(default_factory=list)  # all that can be read
-    sound: list[Conversation] = field(default_factory=list)  # those of them that keep the format
-    unreadable: list[RowProblem] = field(default_factory=list)  # rows that hold no conversation
+    sound: list[Conversation] = field(default_factory=list)  # the conversations that keep the format
+    unreadable: list[RowProblem] = field(default_factory=list)  # rows without a conversation
     malformed: list[RowProblem] = field(default_factory=list)  # one for each conversation that breaks the format
     unanswered: list[RowProblem] = field(default_factory=list)  # traces without an answer, if most have one
     calls: Counter[str] = field(default_factory=Counter)  # tag -> traces in which a result follows it
@@ -56,13 +56,13 @@ class TraceReport:
 def _unmasked(tags: dict[str, list[RowProblem]]) -> str:
     places = "; ".join(f"<{tag}> in {len(rows)} ({rows_in_words(rows)})" for tag, rows in tags.items())
     return (
-        "traces hold results of tools that are not configured, which are trained on as if the policy had written them: "
-        f"{places}. Name the tools in `tools`, or mask their results with sft.mask_tags=[{','.join(tags)}]"
+        "traces contain results of tools that are not configured, which are trained on as if the policy had written "
+        f"them: {places}. Name the tools in `tools`, or mask their results with sft.mask_tags=[{','.join(tags)}]"
     )
 
 
 def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> TraceReport:
-    """Check what was read. `tools`: the tags of which results are masked, beside those of tools that rows describe."""
+    """Check the conversations. `tools`: tags whose results are masked, in addition to the tools that rows describe."""
     report = TraceReport(
         rows=data.rows,
         checked=isinstance(step, ChecksTraces | ChecksMessages),
@@ -96,7 +96,7 @@ class _Checked:
         self.conversation = conversation
         self.tools = tools = [*tools, *(schema.name for schema in conversation.tools or ())]
         self.checks: list[TraceCheck] = []
-        self.called_in_text: dict[str, None] = {}  # results as turns of their own are masked whatever was called
+        self.called_in_text: dict[str, None] = {}  # results as separate turns are masked whatever was called
         self.apart = None
         if isinstance(step, ChecksMessages):
             self.checks += [_of_messages(exchange, step) for exchange in conversation.exchanges]
@@ -160,7 +160,7 @@ def _of_messages(exchange: Exchange, step: ChecksMessages) -> TraceCheck:
 
 
 def _text(exchange: Exchange, step: TraceReader) -> str:
-    """The whole reply, with results that were turns of their own as a rollout wraps them."""
+    """The complete reply, with results that were separate turns wrapped as in a rollout."""
     return "".join(
         piece.text if isinstance(piece, Written) else "".join(part.text for part in step.result(piece.text))
         for piece in exchange.reply

@@ -80,7 +80,7 @@ class Trained:
 
 
 def total_steps(config: SftConfig, examples: int) -> int:
-    """Optimiser steps of the whole training."""
+    """Optimiser steps of the complete training."""
     if (steps := config.trainer_options()["max_steps"]) is not None:
         return int(steps)
     return math.ceil(config.epochs * steps_of_pass(config, examples))
@@ -134,7 +134,7 @@ def training_arguments(
         remove_unused_columns=False,
         dataloader_num_workers=0,
     )
-    arguments.load_best_model_at_end = holds_out  # as an argument it asks for save_steps at evaluations alone
+    arguments.load_best_model_at_end = holds_out  # as an argument it requires save_steps at evaluations only
     if fsdp is not None:
         finish_fsdp(arguments)
     if arguments.n_gpu > 1:
@@ -200,7 +200,7 @@ class _Trainer(Trainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Save a checkpoint of the best, and end the training when none was better for long enough.
 
-        The count follows from the losses that Trainer's state holds, so a resume has it too.
+        The count follows from the losses in Trainer's state, so a resume has it too.
         """
         best = bool(super()._determine_best_metric(metrics, trial))
         last = self.state.global_step >= self.state.max_steps
@@ -234,7 +234,7 @@ class _Trainer(Trainer):
         return DataLoader(self.train_dataset, batch_sampler=self._sampler, collate_fn=self._collated)
 
     def _collated(self, examples: list[Example]) -> dict[str, StepBatch]:
-        """Trainer takes mappings alone."""
+        """Trainer takes only mappings."""
         return {STEP: self._packer(examples)}
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -276,8 +276,8 @@ class _Passes(TrainerCallback):
 
 
 def _is_no_comparison(record: logging.LogRecord) -> bool:
-    """Trainer warns where settings differ from those of a checkpoint, which it would take. Here ours count, and what
-    changed was logged when the run directory was checked.
+    """Trainer warns where settings differ from a checkpoint's, which it would take. Here this run's count; changes were
+    logged when the run directory was checked.
     """
     return "do not match the ones in the `trainer_state.json`" not in str(record.msg)
 
@@ -304,8 +304,8 @@ def train(
     signals: StopListener | None = None,
     world: World = ALONE,
 ) -> Trained:
-    """Train `model` in place, from the newest complete checkpoint under `run` if there is one. What is left are the
-    weights of the lowest loss of the held-out examples `valid`, if there are any.
+    """Train `model` in place, from the newest complete checkpoint under `run` if there is one. At the end it has the
+    weights of the lowest loss on the held-out examples `valid`, if any.
 
     Every rank of `world` calls it. If a signal asked for it, ends after a step, with a checkpoint.
     """
@@ -340,13 +340,13 @@ def train(
         curves=_curves(trainer.state.log_history),
         best_step=best,
         valid_loss=None if best is None else trainer.state.best_metric,
-        # Another rank alone may have received the signal.
+        # Maybe only another rank has received the signal.
         stopped=None if trainer.ended_early or done >= steps else signals.signal or signal.SIGTERM,
     )
 
 
 def _best_step(state: TrainerState) -> int | None:
-    """The step whose weights the model has now, by its held-out loss; None: they are those of the last step."""
+    """The step whose weights the model has now, by its held-out loss; None: the last step's."""
     best = state.best_global_step
     if best is not None and best != state.global_step and state.best_model_checkpoint is None:
         logger.warning("the checkpoint of step %d, with the lowest held-out loss, is gone; the last weights stay", best)
@@ -382,7 +382,7 @@ def _trainer(
         world=world,
         valid=[valid[start : start + size] for start in range(0, len(valid), size)],
         patience=sft.trainer_options()["early_stopping_patience"],
-        tokenizer=None if sft.strategy is Strategy.FSDP else tokenizer,  # whose checkpoints hold no model
+        tokenizer=None if sft.strategy is Strategy.FSDP else tokenizer,  # whose checkpoints contain no model
         model=trained,
         args=training_arguments(
             config, run, steps=steps, use_cpu=device.type == "cpu", one_kernel=kernel, holds_out=bool(valid)
@@ -425,7 +425,7 @@ def _weights(
         return state, {}
     state = {name.removeprefix(PEFT): tensor.detach() for name, tensor in state.items()}
     adapter = {name: tensor.float().cpu() for name, tensor in adapters(state)}
-    whole = {name: tensor.cpu() for name, tensor in merged(state)}  # one at a time: a GPU may not hold two models
+    whole = {name: tensor.cpu() for name, tensor in merged(state)}  # one at a time: a GPU may lack room for two models
     return whole, adapter
 
 

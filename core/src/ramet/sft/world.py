@@ -1,7 +1,7 @@
-"""The ranks of one training, as one of them sees them: who it is, and how they agree.
+"""The ranks of one training, as one of them sees them: its number, and how they agree.
 
-A rank is a process of its own with the environment that torchrun gives its processes. `ramet sft` starts its ranks
-itself, or is started as every one of them by torchrun, on one node or on several.
+Each rank is a process with the environment that torchrun gives its processes. `ramet sft` starts its ranks itself, or
+is started as every one of them by torchrun, on one node or on several.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process among `size` ranks. One that is alone has joined no group and agrees with itself."""
+    """This process among `size` ranks. A single one has joined no group and agrees with itself."""
 
     rank: int = 0
     size: int = 1
@@ -97,7 +97,7 @@ ALONE = World()
 
 
 def launched_world() -> World | None:
-    """The rank that a launcher such as torchrun made of this process; None if there is none, or it made only one."""
+    """The rank that a launcher such as torchrun made of this process; None without one, or if it made only one."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         return None
     return world_of_environment()
