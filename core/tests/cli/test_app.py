@@ -15,7 +15,7 @@ import pytest
 import ramet
 import ramet.conf
 from ramet.cli import main, report
-from ramet.cli.commands import COMMANDS
+from ramet.cli.commands import COMMANDS, GROUPS
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
 from ramet.io.os_errors import os_error_text
@@ -68,9 +68,18 @@ def test_the_installed_command_ends_with_the_exit_code_of_main(tmp_path: Path):
 
 def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]):
     assert main([]) == main(["--help"]) == 0
-    assert all(f"  {name}" in capsys.readouterr().out for name in [next(iter(COMMANDS))])
+    assert f"  {next(iter(COMMANDS))} " in capsys.readouterr().out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"ramet {ramet.__version__}\n"
+
+
+def test_the_overview_fits_a_screen_with_every_command_in_its_group(capsys: pytest.CaptureFixture[str]):
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 100
+    assert [line for line in lines if line in GROUPS] == ["run", "inspect", "check", "make"]
+    assert len([line for line in lines if line.startswith("  ramet ")]) == 3
 
 
 def test_cfg_prints_what_would_run_and_runs_nothing(capsys: pytest.CaptureFixture[str]):

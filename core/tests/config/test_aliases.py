@@ -80,13 +80,13 @@ def test_no_key_of_ours_is_the_name_of_another() -> None:
     ],
 )
 def test_the_key_of_another_trainer_leads_to_ours(problems: Problems, job: str, key: str, instead: str) -> None:
-    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key. Did you mean {instead!r}? {sections(job)}"]
+    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key. Did you mean {instead!r}?"]
 
 
 def test_one_that_two_of_ours_may_be_leads_to_both(problems: Problems) -> None:
     found = problems(MODEL, "temperature=1", job="train")
     close = "Did you mean 'rollout.temperature' or 'evaluate.sampling.temperature'?"
-    assert found == [f"temperature: no such key. {close} {sections('train')}"]
+    assert found == [f"temperature: no such key. {close}"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_hint_for_a_key_is_where_migrate_translates_it(
     problems: Problems, job: str, key: str, instead: str
 ) -> None:
     [problem] = problems(MODEL, f"{key}=1", job=job)
-    assert problem.startswith(f"{key}: no such key. Did you mean {instead}? ")
+    assert problem == f"{key}: no such key. Did you mean {instead}?"
 
 
 def test_a_key_without_counterpart_is_answered_with_the_reason(problems: Problems) -> None:

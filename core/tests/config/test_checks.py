@@ -50,7 +50,8 @@ def test_a_sound_configuration_has_no_problems():
         ([*DETERMINISTIC, "engine.params.slots=31"], "slots of at least rollout.max_concurrent=32, got 31"),
         (
             ["engine.params.max_tokens=100"],
-            "= 6144: more than engine.params.max_tokens=100; raise that, or lower one of the two",
+            "= 6144: more than engine.params.max_tokens=100; raise that, or set data.max_prompt_tokens=50 "
+            "rollout.max_response_tokens=50",
         ),
         (["rewards=[]"], "rewards: none chosen"),
         (
@@ -127,10 +128,10 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
     problems = found(f"model.path={tmp_path}")
     assert problems == [
         "data.max_prompt_tokens=2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions of the "
-        f"model {tmp_path}; set for example data.max_prompt_tokens=256 rollout.max_response_tokens=256"
+        f"model {tmp_path}; set data.max_prompt_tokens=256 rollout.max_response_tokens=256"
     ]
-    [problem] = found(f"model.path={tmp_path}", "data.max_prompt_tokens=200")
-    assert problem.endswith("; set for example rollout.max_response_tokens=312")
+    [problem] = found(f"model.path={tmp_path}", "data.max_prompt_tokens=500")
+    assert problem.endswith("; set rollout.max_response_tokens=12")
     assert found(f"model.path={tmp_path}", job="play") == []  # there each prompt is looked at
 
 

@@ -138,33 +138,28 @@ def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Prob
     ]
 
 
-OF_SFT = "the configuration has: run, model, rollout_step, tools, sft, cluster, trackers, wandb"
-
-
 @pytest.mark.parametrize(
     ("job", "key", "close", "listed"),
     [
-        ("train", "lr", " Did you mean 'policy.lr'?",
-         "the configuration has: run, data, model, engine, rollout, rollout_step, branch_policy, tools, rewards, "
-         "advantage, policy_loss, train, policy, evaluate, benchmarks, cluster, trackers, wandb"),
-        ("sft", "lr", " Did you mean 'sft.lr'?", OF_SFT),
-        ("sft", "lora_rank", " Did you mean 'sft.lora_rank'?", OF_SFT),
-        ("sft", "rollout_workers", " Did you mean 'rollout_step'?", OF_SFT),
-        ("eval", "temperature", " Did you mean 'evaluate.sampling.temperature'?",
-         "the configuration has: run, data, model, engine, rollout, rollout_step, tools, evaluate, benchmarks, "
-         "cluster, trackers, wandb"),
+        ("train", "lr", " Did you mean 'policy.lr'?", ""),
+        ("sft", "lr", " Did you mean 'sft.lr'?", ""),
+        ("sft", "lora_rank", " Did you mean 'sft.lora_rank'?", ""),
+        ("sft", "rollout_workers", " Did you mean 'rollout_step'?", ""),
+        ("sft", "nothing_like_it", "",
+         " the configuration has: run, model, rollout_step, tools, sft, cluster, trackers, wandb"),
+        ("eval", "temperature", " Did you mean 'evaluate.sampling.temperature'?", ""),
         ("eval", "rollout.temprature", "",
-         "rollout has: max_turns, max_tool_calls, max_response_tokens, first_tokens, max_concurrent, deadline_s, "
+         " rollout has: max_turns, max_tool_calls, max_response_tokens, first_tokens, max_concurrent, deadline_s, "
          "max_masked_share"),
         ("data", "model.lr", " Did you mean 'sft.lr'?",
-         "model has: path, tokenizer, chat_template, chat_template_kwargs, dtype, attention, device, "
+         " model has: path, tokenizer, chat_template, chat_template_kwargs, dtype, attention, device, "
          "trust_remote_code"),
     ],
 )  # fmt: skip
 def test_only_keys_that_the_job_accepts_are_suggested_and_listed(
     problems: Problems, job: str, key: str, close: str, listed: str
 ):
-    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key.{close} {listed}"]
+    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key.{close}{listed}"]
 
 
 def test_a_key_that_means_nothing_to_the_job_is_refused(problems: Problems):

@@ -116,12 +116,12 @@ def test_help_lists_commands_of_plugins_with_their_package_and_what_is_broken(
 ) -> None:
     install("ramet-ledger", commands={"ledger": "ledger_plugin:ledger", "torn": "ledger_plugin:gone"})
     assert main(["--help"]) == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    summaries = {name: rest for name, rest in (line for line in lines if len(line) == 2)}
-    assert summaries["ledger"] == "Build a ledger from JSON lines. (ramet-ledger)"
-    assert summaries["torn"] == (
-        "BROKEN command 'torn' of ramet-ledger: AttributeError: module 'ledger_plugin' has no attribute 'gone'"
-    )
+    page = " ".join(capsys.readouterr().out.split())
+    assert " of plugins " in page
+    assert " ledger Build a ledger from JSON lines. (ramet-ledger) " in page
+    assert (
+        " torn BROKEN command 'torn' of ramet-ledger: AttributeError: module 'ledger_plugin' has no attribute 'gone' "
+    ) in page
 
 
 def test_a_command_that_two_packages_offer_is_refused_by_name(
@@ -141,7 +141,7 @@ def test_a_command_cannot_take_a_name_of_the_core(install: Install, capsys: pyte
     assert capsys.readouterr().out.startswith("[")
     main(["--help"])
     assert "list what is installed, and what failed to load (not that of ramet-ledger: the name is taken)" in (
-        capsys.readouterr().out
+        " ".join(capsys.readouterr().out.split())
     )
 
 

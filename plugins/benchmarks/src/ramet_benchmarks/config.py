@@ -43,9 +43,7 @@ class FilesConfig:
     question: str = "question"  # column with the question
     answer: str = "answer"  # column with the answer: a text, a number, or a list of right ones
     id: str | None = None  # column with the id; null: name of the file and row
-    metrics: dict[str, str] = field(
-        default_factory=dict
-    )  # reward that measures, by name of the metric; the first is the main one
+    metrics: dict[str, str] = field(default_factory=dict)  # reward of each metric, by its name; the first is the main
     options: dict[str, Any] = field(default_factory=dict)  # options of the reward, by name of the metric
     prompt: str | None = None  # template of the user's message with {question}; null: the question alone
     tools: list[str] = field(default_factory=list)  # tools that its tasks may use; empty: all configured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from ramet.errors import InfraError
 from ramet.types.option import option, option_problems
@@ -14,9 +14,9 @@ from ramet.types.option import option, option_problems
 class OpenAIOptions:
     """Options of a client; a plugin's config has one as a field. The key comes from the environment alone."""
 
-    urls: list[str] = field(
-        default_factory=lambda: ["http://127.0.0.1:8000/v1"]
-    )  # base addresses; several share the requests
+    urls: list[str] = option(
+        factory=lambda: ["http://127.0.0.1:8000/v1"], help="base addresses of servers, which share the requests"
+    )
     model: str | None = None  # name of the model; null: the one that the server offers, where it offers exactly one
     key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; unset: no key is sent
     timeout_s: float = option(120.0, "time-out of one attempt of a request, in seconds", above=0, below=math.inf)
