@@ -81,7 +81,7 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_told_once(
     kept.gate.set()
     background.close()
     assert [told[0] for told in kept.told if isinstance(told, tuple)] == [1, 2, 3]
-    assert messages(caplog) == ["tracker slow: of 6 calls 3 were dropped while 2 waited"]
+    assert messages(caplog) == ["tracker slow: dropped 3 of 6 calls (queue full)"]
 
 
 def test_one_that_hangs_is_reported_and_not_waited_for(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +96,7 @@ def test_one_that_hangs_is_reported_and_not_waited_for(kept: Kept, caplog: pytes
     assert time.monotonic() - started < 30
     assert messages(caplog) == [
         "tracker stuck has not returned for 0.05 s; the run continues without it",
-        "tracker stuck: of 1001 calls 1000 were not made; it has not closed, and the run ends without it",
+        "tracker stuck: 1000 of 1001 calls were not made; it did not close in time; the run ends without it",
     ]
 
 
@@ -111,7 +111,7 @@ def test_one_that_hangs_while_it_is_made_is_left_behind(kept: Kept, caplog: pyte
     background.log(1, METRICS)
     background.close(wait_s=0.01)
     [message] = messages(caplog)
-    assert message.startswith("tracker stuck: of 1 calls 1 were not made; ")
+    assert message.startswith("tracker stuck: 1 of 1 calls were not made; ")
 
 
 def test_failures_are_counted_and_the_first_is_shown(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +128,7 @@ def test_failures_are_counted_and_the_first_is_shown(kept: Kept, caplog: pytest.
     assert broken.told == ["ended 0", "closed"]
     assert messages(caplog) == [
         f"tracker broken failed, the run continues: ConnectionError('no route to host') ({line})",
-        "tracker broken: of 3 calls 3 failed",
+        "tracker broken: 3 of 3 calls failed",
     ]
 
 
@@ -193,7 +193,7 @@ sys.exit(3)
 def test_threads_of_one_that_hangs_do_not_keep_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", POOLED], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (3, "the run has ended\n")
-    assert ended.stderr.startswith("tracker pooled: it has not closed")
+    assert ended.stderr.startswith("tracker pooled: it did not close in time")
 
 
 def test_what_one_does_after_its_run_has_ended_is_not_told(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,4 +208,4 @@ def test_what_one_does_after_its_run_has_ended_is_not_told(kept: Kept, caplog: p
     kept.gate.set()
     background._thread.join(30)
     [message] = messages(caplog)
-    assert message.startswith("tracker late: it has not closed")
+    assert message.startswith("tracker late: it did not close in time")

@@ -72,14 +72,13 @@ class BackgroundTracker:
         if self._is_gone:
             return
         counts = {
-            f"{self.failed} failed": self.failed > 1,  # the first was reported
-            f"{self.dropped} dropped (queue full)": self.dropped > 0,
-            f"{unmade} not made": unmade > 0,
+            f"{self.failed} of {self.calls} calls failed": self.failed > 1,  # the first was reported
+            f"dropped {self.dropped} of {self.calls} calls (queue full)": self.dropped > 0,
+            f"{unmade} of {self.calls} calls were not made": unmade > 0,
         }
-        counted = ", ".join(text for text, is_reported in counts.items() if is_reported)
-        parts = [f"{counted} of {self.calls} calls"] if counted else []
+        parts = [text for text, is_reported in counts.items() if is_reported]
         if self._thread.is_alive():
-            parts.append("it did not close in time, and the run ends without it")
+            parts.append("it did not close in time; the run ends without it")
             self._is_left = True
             _left.append(self._thread)
         if parts:
