@@ -61,8 +61,8 @@ def test_results_of_tools_that_are_not_configured_are_a_warning(tmp_path: Path) 
     file = tmp_path / "t.jsonl"
     assert report.warnings() == [
         "traces contain results of tools that are not configured, which are trained on as if the policy had written "
-        f"them: <search> in 2 ({file}, rows 2, 3); <reader> in 1 ({file}, row 4). Name the tools in `tools`, or mask their "
-        "results with sft.mask_tags=[search,reader]"
+        f"them: <search> in 2 ({file}, rows 2, 3); <reader> in 1 ({file}, row 4). Name the tools in `tools`, or mask "
+        "their results with sft.mask_tags=[search,reader]"
     ]
     assert reported(tmp_path, SOUND, search, tools=("python", "search")).warnings() == []
 

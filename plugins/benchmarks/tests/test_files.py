@@ -72,7 +72,7 @@ def test_ids_come_from_a_column_and_rewards_have_options(tmp_path: Path, scores:
         ({"metrics": {}}, "metrics is empty; name at least one with its reward, as in {em: qa_em}"),
         (
             {"metrics": {"judge": "qa_em"}},
-            "metrics holds 'judge', which is the metric of judge.ask; choose another name",
+            "metrics has 'judge', which is the metric of judge.ask; choose another name",
         ),
         (
             {"metrics": {"mine": "llm_judge"}},
@@ -81,11 +81,11 @@ def test_ids_come_from_a_column_and_rewards_have_options(tmp_path: Path, scores:
         ),
         ({"options": {"em2": {}}}, "options has 'em2', which is not a metric; metrics: em, f1"),
         ({"limits": {"python": -1}}, "limits.python=-1: "),
-        ({"prompt": "Q:"}, "prompt is 'Q:'; allowed: a text that holds {question}"),
+        ({"prompt": "Q:"}, "prompt is 'Q:'; allowed: a text with {question}"),
         ({"paths": []}, "paths is empty; name at least one file of JSON lines"),
         (
             {"paths": ["a/own.jsonl", "b/own.jsonl"]},
-            "paths holds 2 files named 'own'; ids begin with this name, so it must be another in each file",
+            "paths has 2 files named 'own'; ids begin with this name, so it must be another in each file",
         ),
     ],
 )

@@ -294,7 +294,7 @@ def test_a_replay_without_the_options_of_the_recording_says_once_which_they_were
         asyncio.run(twice(SearchTool(recording(folder, **options))))
         assert [line for line in caplog.messages if "recorded with" in line] == [
             f"search: no answer in {folder} was recorded with these options, and only stored answers are given. It "
-            f"holds those of provider={known}: set tools.search.params to that"
+            f"has answers of provider={known}: set tools.search.params to that"
         ]
     caplog.clear()
     same = SearchTool(recording(folder))

@@ -122,7 +122,7 @@ def test_sources_without_passages_make_no_corpus(tmp_path: Path) -> None:
     source.write_text("")
     with pytest.raises(ConfigError) as caught:
         corpus(["build", str(source), "--out", str(out)])
-    assert str(caught.value) == f"{source}: there is no passage to be found" and not out.exists()
+    assert str(caught.value) == f"{source}: found no passage" and not out.exists()
 
 
 def test_the_form_of_search_r1_is_read(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_corpus(tmp_
     with pytest.raises(ConfigError) as caught:
         corpus(["build", str(source), "--out", str(notes), "--replace"])
     assert str(caught.value) == (
-        f"{notes} is no corpus of `ramet corpus build`: file is not a database; `ramet corpus build {notes} --out "
+        f"{notes} is not a corpus of `ramet corpus build`: file is not a database; `ramet corpus build {notes} --out "
         "CORPUS` makes one, if it is a file of passages"
     )
     assert notes.read_text() == "mine"

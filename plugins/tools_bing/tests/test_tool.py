@@ -319,7 +319,7 @@ def test_a_corpus_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
         with local_services() as services:
             await tool.start(services)
 
-    with pytest.raises(ConfigError, match=rf"^tools\.\*\.params\.corpus: {tmp_path}/notes is no corpus"):
+    with pytest.raises(ConfigError, match=rf"^tools\.\*\.params\.corpus: {tmp_path}/notes is not a corpus"):
         asyncio.run(main())
 
 

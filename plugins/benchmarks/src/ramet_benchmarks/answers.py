@@ -15,7 +15,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def last_box(text: str) -> str | None:
-    r"""What is in the last `\boxed{…}`, up to the brace that closes it; None if there is none or it is not closed."""
+    r"""The content of the last `\boxed{…}`, up to the brace that closes it; None without one or if it is not closed."""
     start = max((opening.end() for opening in _BOX.finditer(text)), default=len(text))
     depth, escaped = 1, False
     for position in range(start, len(text)):
@@ -28,21 +28,21 @@ def last_box(text: str) -> str | None:
 
 
 def unboxed(answer: str) -> str:
-    r"""The content of the last box, if there is one, else all of it; without the wrapper of `\text{New York}`."""
+    r"""The content of the last box, or all of it without a box; without the wrapper of `\text{New York}`."""
     content = last_box(answer)
     return _WRAPPER.sub(r"\1", answer.strip() if content is None else content)
 
 
 def integer(answer: str) -> int | None:
-    """Return the answer as a whole number; None if it is anything else."""
+    """Return the answer as a whole number; otherwise None."""
     text = unboxed(answer)
     return int(text) if re.fullmatch(r"[+-]?\d{1,4000}", text, re.ASCII) else None
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the one number of the answer, whatever unit is around it; None if there is none or more than one.
+    """Return the one number of the answer, whatever unit is around it; None without one or with several.
 
-    A number of more than 400 digits is none: Python refuses to read thousands. In `5½` and `5²` there are two.
+    A number of more than 400 digits does not count: Python refuses to read thousands. In `5½` and `5²` there are two.
     """
     text = unboxed(answer).translate(_DASHES).replace("\\$", "$").replace("{,}", ",").replace("\\,", "")
     numbers = _NUMBER.findall(text)

@@ -34,7 +34,7 @@ class Arithmetic:
             description=f"generated arithmetic on whole numbers up to {config.max_operand}",
             splits=("train", "test"),
             metrics=("accuracy",),
-            source="generated from a seed; there is no data file",
+            source="generated from a seed, without a data file",
             licence="MIT",
         )
 
@@ -93,7 +93,7 @@ def _check(config: ArithmeticConfig) -> None:
         if value is not None and value < 1:
             problems.append(f"{name} is {value}; allowed: at least 1")
     if "{problem}" not in config.prompt:
-        problems.append(f"prompt is {config.prompt!r}; allowed: a text that holds {{problem}}")
+        problems.append(f"prompt is {config.prompt!r}; allowed: a text with {{problem}}")
     if problems:
         raise ConfigError("\n".join(f"benchmarks.arithmetic.params.{problem}" for problem in problems))
 

@@ -1,5 +1,5 @@
-"""`bamboogle`: questions over two pages that a search for the whole question does not answer (Press et al. 2023,
-arXiv 2210.03350), with exact match and F1. The authors judged by hand.
+"""`bamboogle`: questions over two pages that a search for the full question does not answer (Press et al. 2023, arXiv
+2210.03350), with exact match and F1. The authors judged by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`files`: questions in files of one's own, scored by rewards that are installed.
+"""`files`: questions in your own files, scored by installed rewards.
 
 `benchmarks.capitals.use=files benchmarks.capitals.params.paths=[capitals.jsonl]
 benchmarks.capitals.params.metrics={em: qa_em}` is a benchmark without a line of code.
@@ -89,14 +89,14 @@ def _check(config: FilesConfig) -> None:
         problems.append("paths is empty; name at least one file of JSON lines")
     stems = Counter(Path(path).stem for path in config.paths)
     problems += [
-        f"paths holds {n} files named {stem!r}; ids begin with this name, so it must be another in each file"
+        f"paths has {n} files named {stem!r}; ids begin with this name, so it must be another in each file"
         for stem, n in stems.items()
         if n > 1
     ]
     if not config.metrics and not config.judge.ask:
         problems.append("metrics is empty; name at least one with its reward, as in {em: qa_em}")
     if JUDGE in config.metrics:
-        problems.append(f"metrics holds {JUDGE!r}, which is the metric of judge.ask; choose another name")
+        problems.append(f"metrics has {JUDGE!r}, which is the metric of judge.ask; choose another name")
     problems += [
         f"metrics.{metric} is {reward}, which asks a server: set judge.ask=true and judge.server, which makes the "
         f"metric {JUDGE!r} of it; then what it cannot judge is counted, and a replay asks no judge"
@@ -107,7 +107,7 @@ def _check(config: FilesConfig) -> None:
                  for name in config.options if name not in config.metrics]  # fmt: skip
     problems += [f"limits.{tool}={n}: must be at least 0" for tool, n in config.limits.items() if n < 0]
     if config.prompt is not None and "{question}" not in config.prompt:
-        problems.append(f"prompt is {config.prompt!r}; allowed: a text that holds {{question}}")
+        problems.append(f"prompt is {config.prompt!r}; allowed: a text with {{question}}")
     if problems:
         raise ConfigError("\n".join(f"benchmarks.{NAME}.params.{problem}" for problem in problems))
 

@@ -1,8 +1,8 @@
-"""`gaia`: questions for assistants that use tools (Mialon et al. 2023, arXiv 2311.12983), those without a file.
+"""`gaia`: questions for assistants that use tools (Mialon et al. 2023, arXiv 2311.12983), only those without a file.
 
-The authors' quasi-exact match (https://huggingface.co/spaces/gaia-benchmark/leaderboard): what is compared depends on
-the gold answer. A number by its value, without $, % and thousands separators; a list (commas or semicolons) element by
-element, in order; else texts without case, spaces and punctuation. Nothing is converted, neither units nor words.
+The authors' quasi-exact match (https://huggingface.co/spaces/gaia-benchmark/leaderboard): the comparison depends on the
+gold answer. A number by its value, without $, % and thousands separators; a list (commas or semicolons) element by
+element, in order; otherwise texts without case, spaces and punctuation. Neither units nor words are converted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _squeezed(text: str) -> str:
 
 ABOUT = Published(
     name="gaia",
-    description="questions for assistants that search and compute; those of the validation set without a file",
+    description="questions for assistants that search and compute, from the validation set, without files",
     source="https://huggingface.co/datasets/gaia-benchmark/GAIA, Mialon et al. 2023",
     licence="none stated; gated, and its authors ask not to publish it again",
     n_tasks=103,

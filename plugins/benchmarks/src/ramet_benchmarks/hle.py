@@ -1,7 +1,7 @@
 """`hle`: Humanity's Last Exam (Phan et al. 2025, arXiv 2501.14249), the questions without an image.
 
 The authors ask a judge, also for how sure the model was, which is not measured here. Without `judge.ask`, `em`: the
-right letter of a multiple choice, else what is mathematically or literally equal to the gold answer.
+right letter of a multiple choice, otherwise equality to the gold answer, mathematical or literal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ABOUT = Published(
     source="https://lastexam.ai (hub: cais/hle, 2,500 tasks), Phan et al. 2025",
     licence="MIT; gated, and its authors ask not to publish it again",
     n_tasks=500,
-    contamination="pages that discuss it hold answers, which a search can find; 100 tasks are hle_test.parquet of "
+    contamination="pages that discuss it have answers, which a search can find; 100 tasks are hle_test.parquet of "
     "ARPO, which was used to choose checkpoints",
     hub=HubData(name="cais/hle", gated=True),
     form=RowForm(
@@ -47,7 +47,7 @@ class ExactOrChoice:
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
         task = group[0].task
-        kind = task.metadata.get("answer_type")  # imported outputs have none: there a letter is that of a choice
+        kind = task.metadata.get("answer_type")  # imported outputs have none: there a letter is a choice
         is_choice = kind == MULTIPLE_CHOICE if kind is not None else _LETTER.fullmatch(task.answer[0]) is not None
         return await (self._choice if is_choice else self._exact)(group)
 

@@ -1,6 +1,6 @@
 """`math`: the test split of MATH (Hendrycks et al. 2021, arXiv 2103.03874), scored as `math500`.
 
-The authors' files have solutions alone: the gold answer is what is in their last box.
+The authors' files have only solutions: the gold answer is in their last box.
 """
 
 from __future__ import annotations

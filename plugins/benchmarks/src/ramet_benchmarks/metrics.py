@@ -33,7 +33,7 @@ def chosen_reward(name: str, options: Mapping[str, Any], where: str) -> Reward:
 
 
 class Metrics:
-    """Rewards by metric, the main one first. With a judge that is `judge`, which alone may be *not judged*."""
+    """Rewards by metric, the main one first. With a judge that is `judge`, the only one that may be *not judged*."""
 
     def __init__(self, rewards: Mapping[str, Reward], judge: JudgeConfig, benchmark: str) -> None:
         asked: dict[str, Reward] = {}

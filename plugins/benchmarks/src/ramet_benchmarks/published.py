@@ -1,8 +1,8 @@
-"""What the published benchmarks have in common: where their rows are, how they are measured, how they are scored.
+"""The common part of the published benchmarks: places of their rows, measurement and scoring.
 
-Tools, call limits and sampling are those of the evaluation of ARPO and AEPO (arXiv 2507.19849, 2510.14545), which
-measured all of them alike: they do not belong to a benchmark. Metrics are those of each benchmark's authors, as far as
-rules can compute them; where they ask a model, `judge.ask` does so too.
+Tools, call limits and sampling come from the evaluation of ARPO and AEPO (arXiv 2507.19849, 2510.14545), which measured
+all benchmarks alike. Metrics come from each benchmark's authors, as far as rules can compute them. Where the authors
+ask a model, `judge.ask` does so too.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class HubData:
     """The place of the set on the Hugging Face hub."""
 
     name: str
-    splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test"})  # ours -> the hub's
+    splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test"})  # the benchmark's -> the hub's
     subsets: tuple[str | None, ...] = (None,)  # one after the other
     gated: bool = False
 
@@ -62,7 +62,7 @@ def tasks_of(
                 continue
             problem = None if check is None else check(task)
             if task.id in seen:
-                problem = f"the id {task.id!r} is also that of {seen[task.id]}; ids must be unique"
+                problem = f"{seen[task.id]} has the id {task.id!r} too; ids must be unique"
             if problem is not None:
                 raise ValueError(problem)
         except ValueError as error:

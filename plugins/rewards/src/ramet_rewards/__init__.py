@@ -1,4 +1,4 @@
-"""Rewards for Ramet: mathematics, question answering, format, length, cost, a judge, and functions of your own."""
+"""Rewards for Ramet: mathematics, question answering, format, length, cost, a judge, and custom functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy of an answer, in [0, 1]: as mathematics where the gold answer is any, else as text.
+"""Accuracy of an answer, in [0, 1]: as mathematics if the gold answer is some, otherwise as text.
 
 Rewards that judge more than the answer (`deep_research`, `format_correct`) are built on this.
 """

@@ -26,7 +26,7 @@ _RELATION = re.compile(r"=|<|>|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|sim|in)\b|
 def refused(gold: str, answer: str) -> str | None:
     """Why an answer is wrong without being computed; None if it may be given to algebra.
 
-    What the gold answer itself holds is allowed.
+    Parts of the gold answer itself are allowed.
     """
     if len(answer) > max(MAX_CHARS, 4 * len(gold)):
         return "too long"
@@ -118,7 +118,7 @@ def _power(base: int, exponent: int) -> int:
 
 
 def _largest_factorial(text: str) -> int:
-    """The largest number with a `!`; beyond every bound where the `!` follows something else than a small number."""
+    """The largest number with a `!`; beyond every bound where the `!` follows anything but a small number."""
     largest = 0
     for of in re.findall(r"(\d+|[A-Za-z])?\s*!", text):
         if not of:
@@ -129,6 +129,6 @@ def _largest_factorial(text: str) -> int:
 
 
 def _n_formulas(text: str) -> int:
-    """Formulas between dollars, or lines that each hold one."""
+    """Formulas between dollars, or one on each line."""
     lines = [line for line in re.split(r"\n|\\\\", text) if re.search(r"\d", line)]
     return max(len(re.findall(r"\$[^$]+\$", text)), len(lines), 1)

@@ -12,10 +12,10 @@ _OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What is in the last `\boxed{…}` (or `\fbox{…}`) whose braces balance; None if there is none.
+    r"""The content of the last `\boxed{…}` (or `\fbox{…}`) whose braces balance, or None.
 
-    Of nested boxes that is the innermost of the last ones. Escaped braces do not count. Reads the text once, since an
-    answer may hold thousands of boxes that are never closed.
+    For nested boxes that is the innermost of the last ones. Escaped braces do not count. Reads the text once, since an
+    answer may have thousands of boxes that are never closed.
     """
     boxes = {opening.end() for opening in _OPENING.finditer(text)}  # positions of their braces
     if not boxes:

@@ -1,4 +1,4 @@
-"""Whether an answer is mathematically equal to a gold answer: what the rewards on mathematics share.
+"""Whether an answer is mathematically equal to a gold answer: shared by the rewards on mathematics.
 
 Words and plain numbers are compared here; the rest goes to math-verify, in a process with a limit of CPU time. What an
 answer does to the comparison is the model's doing: beyond the bounds of `bounds`, unreadable or too expensive, it is
@@ -48,7 +48,7 @@ class MathComparer:
         self._budget = CpuBudget(config.timeout_s, config.budget_s)
 
     async def compare(self, golds: Sequence[str], answer: str) -> Verdict | None:
-        """Return the best verdict over the gold answers, which hold no boxes; None: not judged."""
+        """Return the best verdict over the gold answers, which have no boxes; None: not judged."""
         stated = final(answer)
         if not stated:
             return Verdict.DIFFERENT
@@ -141,7 +141,7 @@ def _without_boxes(task: Task) -> list[str]:
 
 
 class CpuBudget:
-    """CPU time that the next answer may have, so that answers which use all of theirs cost minutes and not hours.
+    """CPU time for the next answer, so that answers which use all their time cost minutes and not hours.
 
     One formula can keep a computer algebra system busy for ever, and a policy may find that in every rollout of a step.
     Each of these answers is wrong: it is the model's doing, and "not judged" would be its way out of the training.

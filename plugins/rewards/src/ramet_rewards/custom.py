@@ -1,13 +1,12 @@
-"""`custom`: a function of your own, in a file, without a package. The parameters decide between two forms:
+"""`custom`: your function, in a file, without a package. The parameters decide between two forms:
 
     compute_score(data: list[dict]) -> list[float]                              one call a group
     compute_score(data_source, solution_str, ground_truth, extra_info) -> float   one call a rollout, by keyword
 
 A dict is `{"output", "answer", "data_source", "extra_info"}`. A score may also be a dict with `score`, whose other
-numbers are logged as parts, or None: not judged. The function may be async. It runs in a process of its own, in its
-main thread, so it may compute for long and use signals. What it raises, and what takes longer than `timeout_s`, is not
-judged. The file is read when the run begins: it may be edited while the run continues, which changes none of its
-scores.
+numbers are logged as parts, or None: not judged. The function may be async. It runs in the main thread of a separate
+process, so it may compute for long and use signals. Exceptions, and calls of more than `timeout_s`, are not judged. The
+file is read when the run begins: it may be edited while the run continues, which changes none of its scores.
 """
 
 from __future__ import annotations
@@ -72,7 +71,10 @@ class Custom:
         await self._pool.aclose()
 
     async def _each(self, replies: Sequence[Any]) -> list[Score | None]:
-        """Scores of single calls. What one raised leaves the others alone; if all raised, the first is raised."""
+        """Scores of single calls.
+
+        An exception of one does not affect the others; if all raised, the first is raised.
+        """
         failed = [reply for reply in replies if isinstance(reply, BaseException)]
         if failed and (len(failed) == len(replies) or not isinstance(failed[0], InfraError | FunctionRaised)):
             raise failed[0]
@@ -81,7 +83,7 @@ class Custom:
         return [None if isinstance(reply, BaseException) else self._score(reply) for reply in replies]
 
     async def _form(self) -> bool:
-        """Whether the function takes the whole group."""
+        """Whether the function takes the complete group."""
         if self._takes_list is None:
             reply = await self._ask({"form": True, "arguments": dict(self.config.arguments)})
             if "problem" in reply:
@@ -121,7 +123,7 @@ class Custom:
 
 
 def sample_of(rollout: Rollout) -> dict[str, Any]:
-    """What a function is given of a rollout; JSON alone. One gold answer is a text, several are a list."""
+    """A rollout as a function gets it; only JSON. One gold answer is a text, several are a list."""
     task = rollout.task
     extra = {
         **task.metadata,
@@ -145,7 +147,7 @@ def sample_of(rollout: Rollout) -> dict[str, Any]:
 
 
 def _file(config: CustomConfig) -> tuple[Path, str]:
-    """The file, and what it holds. Read, not run: that is for the processes."""
+    """The file and its content. Read, not run: only the processes run it."""
     path = Path(config.path).expanduser().absolute()
     if not config.path or not path.is_file():
         here = "" if Path(config.path).is_absolute() else f" (working directory: {Path.cwd()})"

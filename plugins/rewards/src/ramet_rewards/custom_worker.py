@@ -42,7 +42,7 @@ def main() -> None:
 
 def _load(path: Path, source: str, name: str) -> Callable[..., Any]:
     """`source` is what the file held when the run began: one that is edited meanwhile changes no scores."""
-    sys.path.insert(0, str(path.parent))  # what is beside the file
+    sys.path.insert(0, str(path.parent))  # modules next to the file
     spec = importlib.util.spec_from_file_location(MODULE, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -70,7 +70,7 @@ def _takes_list(function: Callable[..., Any]) -> bool:
 
 
 def takes_list(described: str, parameters: Collection[inspect.Parameter]) -> bool:
-    """Whether it is the form for a whole group: one required parameter, and none of the keywords.
+    """Whether it is the form for a complete group: one required parameter, and none of the keywords.
 
     Raises `UnusableFile` for a function, called `described`, that has neither form.
     """

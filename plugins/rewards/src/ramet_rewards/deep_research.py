@@ -5,8 +5,8 @@
     accuracy                the answer is right, or partly so
     accuracy + bonus        and calls of several tools ran
 
-A weighted sum cannot say this: the format decides whether the answer counts at all, and the bonus needs both. What
-`deep_research_release` gets wrong and this does not is in the package's README.
+A weighted sum cannot say this: the format decides whether the answer counts at all, and the bonus needs both. The
+package's README lists the errors of `deep_research_release` that this corrects.
 """
 
 from __future__ import annotations

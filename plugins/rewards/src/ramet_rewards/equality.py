@@ -12,7 +12,7 @@ from ramet_rewards.boxed import WRAPPER
 MAX_DIGITS = 400  # of one number
 MAX_LITERAL = 2000  # characters of one number with all that may be around it
 ROUNDED = 6  # decimals: where two numbers agree so far they are equal
-SIGNIFICANT = 3  # digits that must agree as well where so many decimals hold fewer of the gold answer
+SIGNIFICANT = 3  # digits that must agree as well where so many decimals have fewer of the gold answer
 
 UNIT_LETTERS = frozenset("mgshtlLNJWVACKFTΩ")  # any other letter after a number is a variable or a constant: 3i, 5x, 4π
 NO_UNITS = frozenset(
@@ -82,7 +82,7 @@ def joined_numbers(text: str) -> list[str]:
 
 
 def number(text: str) -> Fraction | None:
-    """A whole text that is one decimal number, with or without thousands separators and a dollar sign."""
+    """A text that is one decimal number, with or without thousands separators and a dollar sign."""
     bare = text.strip().strip("$").removeprefix("\\$").strip()
     if len(bare) > MAX_DIGITS or not bare.isascii() or not any(char.isdigit() for char in bare):
         return None
@@ -90,7 +90,7 @@ def number(text: str) -> Fraction | None:
 
 
 def literals(answer: str) -> list[Fraction]:
-    """The values of an answer that writes one number down; empty if it is anything else.
+    """The values of an answer that writes one number down; otherwise empty.
 
     A number (also in scientific notation), a fraction or a percentage, perhaps with `x =` in front and a unit after
     it. A percentage is read both ways: "what share" and "how many per cent" have the same kind of gold answer.
@@ -99,7 +99,7 @@ def literals(answer: str) -> list[Fraction]:
 
 
 def quantity(answer: str) -> tuple[list[Fraction], str]:
-    """The values of `literals`, and the unit after them as it is written; empty if there is none."""
+    """The values of `literals`, and the unit after them as it is written, or empty."""
     short = " ".join(answer.split())  # long runs of spaces would be tried in every way
     if len(short) > MAX_LITERAL:
         return [], ""
@@ -153,7 +153,7 @@ def _tiny_equal(gold: str, answer: str) -> bool | None:
 
 
 def _powers_too(text: str) -> list[Fraction]:
-    """`literals`, and `10^{-7}` alone."""
+    """`literals`, and a bare `10^{-7}`."""
     return literals(text) or literals(rf"1 \times {text.strip().strip('$')}")
 
 
@@ -183,7 +183,10 @@ def without_dollars(text: str) -> str:
 
 
 def _kept_apart(char: str) -> str:
-    """Keep apart what normalisation would join to a digit: `5²` is no 52, `5₂` and `5②` neither, and `3½` no 31/2."""
+    """Keep apart characters that normalisation would join to a digit:
+
+    `5²`, `5₂`, `5②` are not 52, and `3½` is not 31/2.
+    """
     kind = unicodedata.decomposition(char).partition(" ")[0]
     apart = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
     return apart.get(kind, "") + char

@@ -1,7 +1,7 @@
 """`gsm8k`: is the number after `####`, or the last number, the gold answer's? (Cobbe et al., arXiv 2110.14168)
 
-The gold answer may be the number alone or the whole published solution, which ends in `#### NUMBER`. Numbers are
-compared by value: `$1,234.00` is 1234. Only what the policy wrote is read.
+The gold answer may be only the number or the complete published solution, which ends in `#### NUMBER`. Numbers are
+compared by value: `$1,234.00` is 1234. Only the policy's own text is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPACE = re.compile(r"(?<=[#$-])\s+(?=[\\$\d.-])")
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\\?\$?(?:\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+)")
 
 
-LAST_CHARS = 20_000  # of a text; what is before them is not read
+LAST_CHARS = 20_000  # of a text; earlier ones are not read
 
 
 class Gsm8k:

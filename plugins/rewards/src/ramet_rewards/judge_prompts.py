@@ -1,7 +1,7 @@
-"""What a judge is asked, and how its reply is read. A prompt is never changed: a better one gets a name of its own.
+"""The prompts of judges, and the parser of their replies. A prompt is never changed: a better one gets a new name.
 
-The verdict is the last line of the reply, `VERDICT: correct` or `VERDICT: incorrect`, and no other line is one.
-Anything else is not a verdict: a refusal, two verdicts, talk after it, another language.
+The verdict is the last line of the reply, `VERDICT: correct` or `VERDICT: incorrect`, and no other line is one. Not a
+verdict: a refusal, two verdicts, talk after it, another language.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def load_prompt(name: str) -> str:
 def fill(prompt: str, question: str, golds: tuple[str, ...], answer: str) -> str:
     """All fields at once, so that braces in one of them fill nothing.
 
-    None can close or forge the tags around it, nor hold a special token, with which it would end the message.
+    No field can close or forge the tags around it, nor contain a special token, with which it would end the message.
     """
     values = {"question": question, "gold": "\n".join(golds), "answer": answer}
     return _FIELD.sub(lambda field: neutralise_chat_markup(_TAG.sub("&lt;", values[field[1]])), prompt)
 
 
 def verdict(reply: str) -> bool | None:
-    """Read the verdict; None if the reply does not hold exactly one, in its last line."""
+    """Read the verdict; None if the reply does not have exactly one, in its last line."""
     lines = [line for line in reply.splitlines() if line.strip()]
     verdicts = [_VERDICT.fullmatch(line) for line in lines]
     if not lines or verdicts[-1] is None or sum(match is not None for match in verdicts) != 1:

@@ -1,9 +1,9 @@
 """`llm_judge`: a language model says whether the answer means the same as a gold answer.
 
-1 or 0 is what the judge said. What it did not say is not judged (None), never 0: the server failed, or its reply holds
-no verdict, also when asked again. An answer that the server refuses, although it answers the same question with a gold
-answer in its place, is the model's doing (too long for the judge, as a rule): 0. Verdicts are asked for at temperature
-0 and kept in a file, so a resumed run or a second scoring of the same rollouts asks nothing twice.
+1 or 0 is the judge's verdict. Without a verdict the answer is not judged (None), never 0: the server failed, or its
+reply has no verdict, also when asked again. The server may refuse an answer, but not the same question with a gold
+answer in its place. Then the model caused it (usually the answer is too long for the judge): 0. Verdicts are asked for
+at temperature 0 and kept in a file, so a resumed run or a second scoring of the same rollouts asks nothing twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LlmJudge:
         self.client = OpenAIClient(config.server, "rewards.llm_judge.params.server")
         self._key = self.client.name.removesuffix(".server").removesuffix(".params")  # of two judges the news differ
         self._prompt = load_prompt(config.prompt)
-        self._said: set[str] = set()  # reasons for which there was no verdict
+        self._said: set[str] = set()  # reasons for missing verdicts
 
     async def start(self, services: Services) -> None:
         """Connect. Raises `ConfigError` or `InfraError` if the server cannot be asked."""

@@ -11,7 +11,10 @@ from ramet_rewards.config import MathConfig
 
 
 class MathReward:
-    """1 if the answer equals any gold answer, else 0. Its parts count the answers that were not computed to an end."""
+    """1 if the answer equals any gold answer, otherwise 0.
+
+    Its parts count the answers that were not computed to an end.
+    """
 
     per_rollout = True
 

@@ -1,9 +1,9 @@
 """`multiple_choice`: is the letter of the answer the gold one's?
 
 `B`, `(B)`, `b.`, `B) Paris`, `Answer: B`, `option B` and `\\text{B}` are B; a letter that begins a sentence ("A cat is
-one") and two letters are none. Where the task has a column `choices` (texts in order, or by letter), the text of the
-right choice is right too, and the gold answer may be that text. A gold answer of several letters (`A, C`) asks for
-these letters, in any order.
+one") and two letters are not a choice. Where the task has a column `choices` (texts in order, or by letter), the text
+of the right choice is right too, and the gold answer may be that text. A gold answer of several letters (`A, C`) asks
+for these letters, in any order.
 """
 
 from __future__ import annotations

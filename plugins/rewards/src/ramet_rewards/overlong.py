@@ -4,7 +4,7 @@
     (max_tokens - buffer_tokens - L) / buffer_tokens       within the buffer
     -1                                        from max_tokens on
 
-It is a reward of its own, added to the others with its weight: what a right answer loses by its length stays visible.
+It is a separate reward, added to the others with its weight: a right answer's loss by its length stays visible.
 """
 
 from __future__ import annotations

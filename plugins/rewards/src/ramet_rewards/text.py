@@ -4,12 +4,12 @@
 
 * compatible forms are one (NFKC: full-width digits, ligatures), and so are accents on Latin letters;
 * punctuation of every script separates words, apostrophes and the dots of abbreviations vanish; signs of mathematics
-  are tokens (`x<5` is not `x>5`, C++ is not C), and so is a text of signs alone;
+  are tokens (`x<5` is not `x>5`, C++ is not C), and so is a text of only signs;
 * numbers keep sign and decimals (-5 is not 5, 1.5 is not 15, .5 is not 5, 5² is not 52), thousands separators and
   trailing zeros say nothing;
-* articles go, unless nothing else is left (the `A` of a multiple choice), and so does `a` only before a word or a
+* articles go, unless no other word is left (the `A` of a multiple choice), and so does `a` only before a word or a
   number (not in `vitamin A` and `A, C`);
-* each Chinese or Japanese character is a token of its own, and F1 counts the longest run of tokens in common, as CMRC
+* each Chinese or Japanese character is one token, and F1 counts the longest run of tokens in common, as CMRC
   2018 does (Cui et al., arXiv 1810.07366), so that order counts where words are not separated.
 """
 
@@ -50,7 +50,7 @@ Tokens = tuple[str, ...]
 
 
 def squad_tokens(text: str) -> Tokens:
-    """A text of articles and punctuation alone is its own token."""
+    """A text of only articles and punctuation is its own token."""
     return tuple(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()) or tuple(text.lower().split())
 
 
@@ -70,7 +70,7 @@ def _is_article(token: str, after: str) -> bool:
 
 
 def numbers_apart(text: str) -> str:
-    """NFKC would join these to the digit before them: `5²` is no 52, `5①` no 51, and `3½` no 31/2."""
+    """NFKC would join these to the digit before them: `5²` is not 52, `5①` not 51, and `3½` not 31/2."""
     if text.isascii():
         return text
     pairs = zip(text, " " + text, strict=False)  # each character, and the one before it
@@ -93,7 +93,8 @@ def quoted(*texts: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str], kind: Normalisation, *, within: bool = False) -> float:
-    """1 if the answer equals a gold answer, or holds one with `within`; else 0. An empty gold answer is never held."""
+    """1 if the answer equals a gold answer, or contains one with `within`; otherwise 0. Empty gold answers do not count
+    there."""
     tokens = TOKENS[kind]
     answer_tokens = tokens(answer)
     for gold in golds:

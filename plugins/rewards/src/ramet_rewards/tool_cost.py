@@ -1,4 +1,4 @@
-"""`tool_cost`: what a rollout's tool calls cost, as a reward of 0 or less.
+"""`tool_cost`: the cost of a rollout's tool calls, as a reward of 0 or less.
 
 A call that failed costs as much as one that ran: the policy asked for both. Calls of a shared prefix belong to every
 rollout that continues it.

@@ -1,8 +1,8 @@
 """Stored answers: of searches, of pages and of summaries, shared by all runs and processes of a user.
 
-What cannot be read or written is no reason to stop: it is reported once, counted, and the call continues without the
-cache. Reading is a matter of microseconds and done in the event loop; writing may have to wait for another process and
-is done in one thread.
+A failed read or write does not stop a run: it is reported once, counted, and the call continues without the cache.
+Reading takes microseconds and is done in the event loop; writing may have to wait for another process and is done in
+one thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AnswerCache:
         return value
 
     def search_result(self, keys: Sequence[str], query: str) -> SearchResult | None:
-        """Return the first stored result, or one that was imported for the query from a cache of queries alone."""
+        """Return the first stored result, or one that was imported for the query from a cache of only queries."""
         for name in (*keys, imported_key(query)):
             value = self.get(name)
             if value is None:

@@ -1,7 +1,7 @@
 """The cache on disk: diskcache with JSON as the only form of what is stored.
 
 diskcache pickles by default, so that a process that can write its folder runs code in its readers (CVE-2025-69872).
-Here keys are texts and values JSON texts; anything else is refused in both directions. It also evicts entries by
+Here keys are texts and values JSON texts; other types are refused in both directions. It also evicts entries by
 default, and its settings are in the database, where a process that opens it changes them for all: they are set and
 verified each time.
 """
@@ -63,7 +63,7 @@ class JSONTextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no ty
         return json.loads(super().fetch(mode, filename, value, False))
 
     def remove(self, file_path: str) -> None:
-        """Remove a replaced entry's file, if its name is one of ours: the database's writer chose it."""
+        """Remove a replaced entry's file, if its name is one that a cache makes: the database's writer chose it."""
         if _is_own(file_path):
             super().remove(file_path)
 

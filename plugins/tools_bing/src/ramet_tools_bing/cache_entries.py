@@ -22,8 +22,8 @@ from ramet_tools_bing.queries import MOST_CHARS, imported_key, normalised
 from ramet_tools_bing.results import NOTHING, SearchItem, SearchResult, read_stored
 
 DATABASE = "cache.db"
-LAST_TIME = 253402300800  # 1 January 10000: what is later is not a time
-IMPORTED = "imported"  # the provider of answers that were published with their query alone
+LAST_TIME = 253402300800  # 1 January 10000: later numbers are not times
+IMPORTED = "imported"  # the provider of answers that were published with only their query
 NO_ENTRIES = "neither a JSON object of queries and texts nor JSON lines of `ramet cache export`"
 BATCH = 1000  # entries in one transaction
 _PAGE = re.compile(r"(?:^|\n)Page (\d+): ")
@@ -54,7 +54,7 @@ def holds_answers(folder: Path) -> bool:
 
 
 def stored_providers(folder: Path) -> set[str]:
-    """Providers whose answers a cache holds; empty if there is none, or it cannot be read."""
+    """Providers whose answers a cache has; empty without a cache, or if it cannot be read."""
     if not (folder / DATABASE).exists():
         return set()
     try:

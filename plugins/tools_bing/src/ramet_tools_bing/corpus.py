@@ -66,7 +66,7 @@ class Corpus:
             about = dict(self._connection().execute("SELECT name, value FROM about").fetchall())
         except sqlite3.Error as error:
             raise ConfigError(
-                f"{self.path} is no corpus of `ramet corpus build`: {error}; `ramet corpus build {self.path} --out "
+                f"{self.path} is not a corpus of `ramet corpus build`: {error}; `ramet corpus build {self.path} --out "
                 "CORPUS` makes one, if it is a file of passages"
             ) from error
         if about.get("format") != FORMAT:
@@ -111,7 +111,10 @@ def memory_corpus(passages: Iterable[SearchItem], name: str) -> Corpus:
 
 
 def build_corpus(passages: Iterable[SearchItem], path: Path) -> int:
-    """Write a new file with every passage once, and return how many. What it replaces is intact until it is whole."""
+    """Write a new file with every passage once, and return how many.
+
+    The old file is intact until the new one is complete.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -167,5 +170,5 @@ def unique(passages: Iterable[SearchItem]) -> Iterator[SearchItem]:
 
 
 def spaced(texts: Sequence[str]) -> list[str]:
-    """Return texts whose characters of languages without blanks are words of their own."""
+    """Return texts whose characters of languages without blanks are separate words."""
     return [_ONE_CJK.sub(r" \1 ", text) for text in texts]

@@ -72,7 +72,7 @@ def _build(options: argparse.Namespace) -> int:
         more = f"\n… and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
         raise ConfigError("\n".join(problems[:MOST_PROBLEMS]) + more + "\n--skip-bad-rows leaves such rows out")
     if not passages:
-        raise ConfigError(f"{', '.join(map(str, options.sources))}: there is no passage to be found")
+        raise ConfigError(f"{', '.join(map(str, options.sources))}: found no passage")
     items = (item for path in options.sources for item in _passages(path, Counter[str](), []))
     count = _built(options, items)
     left_out = f", {len(problems)} bad rows left out" if problems else ""
@@ -121,7 +121,7 @@ def _passages(path: Path, counts: Counter[str], problems: list[str]) -> Iterator
     """Yield the passages of one source, whatever its form. A problem names file and line."""
     if path.is_dir():
         if not (path / DATABASE).exists():
-            raise ConfigError(f"{path}: a folder that is no cache")
+            raise ConfigError(f"{path}: a folder that is not a cache")
         opened = open_disk(path)
         try:
             yield from _stored(value for _, value in entries(opened))

@@ -29,7 +29,7 @@ class TantivyCorpus:
             about = json.loads((path / ABOUT).read_text(encoding="ascii"))
             self._index = tantivy.Index.open(str(path / "index"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is no corpus of `ramet corpus build --engine tantivy`: {error}") from error
+            raise ConfigError(f"{path} is not a corpus of `ramet corpus build --engine tantivy`: {error}") from error
         if about.get("format") != FORMAT:
             raise ConfigError(f"{path} has the format {about.get('format')!r}; this version reads {FORMAT!r}")
         self.passages = int(about["passages"])

@@ -120,7 +120,7 @@ def _shown(number: int, page: QuotedPage) -> str:
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the words in lower case; characters of languages without blanks are words of their own."""
+    """Return the words in lower case; characters of languages without blanks are separate words."""
     return frozenset(_WORD.findall(text.lower()))
 
 

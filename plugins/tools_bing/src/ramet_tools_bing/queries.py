@@ -52,7 +52,7 @@ def cache_key(kind: str, fields: Mapping[str, Any]) -> str:
 def search_key(provider: str, **fields: Any) -> str:
     """Return the key of a search's answer.
 
-    `fields`: everything besides the provider that decides it, the query included.
+    `fields`: everything that decides it, the query included, without the provider.
     """
     return cache_key("search", {"provider": provider, **fields})
 
@@ -66,5 +66,5 @@ def options_in_words(**options: object) -> str:
 
 
 def imported_key(query: str) -> str:
-    """Return the key of an entry imported from a cache of queries alone, which have no quotation marks."""
+    """Return the key of an entry imported from a cache of only queries, which have no quotation marks."""
     return cache_key("imported", {"query": normalised(query.replace('"', ""))})

@@ -30,7 +30,7 @@ class SearchResult:
     cached: bool = False
 
     def stored(self) -> dict[str, Any]:
-        """Return the form that the cache holds."""
+        """Return the form in the cache."""
         return {
             "provider": self.provider,
             "fetched_at": self.fetched_at,
@@ -39,7 +39,7 @@ class SearchResult:
 
 
 def read_stored(value: object) -> SearchResult:
-    """Read a result of the cache. Raises `ValueError` for anything else."""
+    """Read a result of the cache. Raises `ValueError` otherwise."""
     if not isinstance(value, Mapping) or not isinstance(value.get("items"), list):
         raise ValueError("not a stored search result")
     fetched_at, provider = value.get("fetched_at"), value.get("provider")
@@ -51,14 +51,14 @@ def read_stored(value: object) -> SearchResult:
 
 def _read_item(value: object) -> SearchItem:
     if not isinstance(value, Mapping) or not set(value) <= {"title", "url", "text"}:
-        raise ValueError("a stored search result with an item that is none")
+        raise ValueError("a stored search result with an item that is not a result")
     if not all(isinstance(text, str) for text in value.values()):
-        raise ValueError("a stored search result with an item that is no text")
+        raise ValueError("a stored search result with an item that is not a text")
     return SearchItem(**value)
 
 
 def release(items: Sequence[SearchItem], max_results: int, result_chars: int) -> str:
-    """Write what ARPO's released search tool writes: excerpts alone, without repetitions, each cut.
+    """Write what ARPO's released search tool writes: only excerpts, without repetitions, each cut.
 
     It shows neither title nor address, so a page cannot be named or fetched; `default` shows both.
     """
@@ -68,7 +68,7 @@ def release(items: Sequence[SearchItem], max_results: int, result_chars: int) ->
 
 
 def default(items: Sequence[SearchItem], max_results: int, result_chars: int) -> str:
-    """Write a paragraph for each hit: number and title, address, excerpt; what a hit lacks is left out."""
+    """Write a paragraph for each hit: number and title, address, excerpt; missing parts of a hit are left out."""
     seen: set[SearchItem] = set()
     blocks: list[str] = []
     for item in items:

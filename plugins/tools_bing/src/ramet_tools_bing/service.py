@@ -1,8 +1,8 @@
 """Searches as a run needs them: stored answers first, one request for equal queries, limits that all workers share.
 
-What becomes of a failure, by its kind (`FaultKind`): a broken answer is asked for again at most twice; what is down
-is tried again after 1, 2, 4 … seconds with full jitter; a 429 stops all workers until the service wants to be asked
-again; what was refused is not tried again. Whatever is left is an `InfraError`, never an empty text, and is not stored.
+Failures are treated by kind (`FaultKind`). A broken answer is asked for again at most twice. A service that is down is
+tried again after 1, 2, 4 … seconds with full jitter. A 429 stops all workers until the service wants to be asked again.
+A refused query is not tried again. Any failure that is left is an `InfraError`, never an empty text, and is not stored.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SearchClient:
             try:
                 return await self._shared(keys[0], query, k, ends_at)
             except _OutOfTime as error:
-                if error.ends_at + LEAST_S > ends_at:  # else an equal call had less time: search again
+                if error.ends_at + LEAST_S > ends_at:  # otherwise an equal call had less time: search again
                     raise
 
     async def _shared(self, key: str, query: str, k: int, ends_at: float) -> SearchResult:
@@ -102,8 +102,8 @@ class SearchClient:
         if recorded and not recorded & {*self.provider.options(k)}:
             described = "; ".join(f"provider={name} {options}".rstrip() for name, options in sorted(recorded))
             logger.warning(
-                "search: no answer in %s was recorded with these options, and only stored answers are given. It holds "
-                "those of %s: set tools.search.params to that",
+                "search: no answer in %s was recorded with these options, and only stored answers are given. It has "
+                "answers of %s: set tools.search.params to that",
                 self.cache.folder, described,
             )  # fmt: skip
 
@@ -135,7 +135,7 @@ class SearchClient:
                 return await self.provider.search(query, k, timeout_s=timeout_s)
 
     async def _take_place(self, held: contextlib.AsyncExitStack, ends_at: float) -> None:
-        """Hold a place until `held` is left.
+        """Keep a place until `held` is left.
 
         A worker that is killed gives its place back when its requests must have ended.
         """

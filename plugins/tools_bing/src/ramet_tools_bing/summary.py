@@ -1,7 +1,7 @@
 """A summary of pages by a model on an OpenAI-compatible server.
 
-What pages say is quoted between lines that no page can write, in the user's message alone; the system's message says
-that it is no instruction. Whatever the server gets wrong is an infrastructure failure, never an empty summary.
+Texts of pages are quoted between lines that no page can write, only in the user's message. The system's message says
+that they are not instructions. Any error of the server is an infrastructure failure, never an empty summary.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Summarizer:
 
 
 def summary_request(prompt: SummaryPrompt, query: str, question: str, pages: Sequence[QuotedPage]) -> str:
-    """The user's message. It holds no special token: the policy wrote the query, and strangers the pages."""
+    """The user's message. It has no special token: the policy wrote the query, and strangers the pages."""
     head = prompt.head.format(question=question or query, query=query)
     return neutralise_chat_markup(head + quoted(pages))
 
@@ -124,6 +124,6 @@ def quoted(pages: Sequence[QuotedPage]) -> str:
 
 
 def read_summary(text: str, marker: str) -> str:
-    """What follows the last marker, or everything where there is none; without thoughts and code fences."""
+    """The text after the last marker, or all of it without a marker; without thoughts and code fences."""
     answer = _THOUGHT.sub("", text)
     return answer.rpartition(marker)[2].strip().strip("`").strip()

@@ -117,7 +117,7 @@ class SearchTool:
     async def search(self, query: str, k: int | None = None, *, deadline_s: float = DEADLINE_S) -> SearchResult:
         """Search without a run: waits as long as the provider asks, within the deadline.
 
-        Raises `ToolError` for a query that cannot be, `InfraError` if there is no answer in time.
+        Raises `ToolError` for an invalid query, `InfraError` without an answer in time.
         """
         query, ends_at = self.asked(checked_query(query, "search")), time.monotonic() + deadline_s
         while True:

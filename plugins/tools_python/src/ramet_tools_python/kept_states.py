@@ -1,8 +1,8 @@
 """States: the variables that programs of one rollout leave to the next, and copies of them for forks.
 
-A state lives in one slot, as a stopped process (`inside.slot`). States are spread over the slots; programs of
-one slot run one after the other. What a state is lost with (its slot, the zygote) is an infrastructure failure of the
-rollouts that had one there, and of no other.
+A state lives in one slot, as a stopped process (`inside.slot`). States are spread over the slots; programs of one slot
+run one after the other. A lost state (with its slot or the zygote) is an infrastructure failure only of the rollouts
+that had one there.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Status(StrEnum):
     FILE_LIMIT = "file_limit"
     SIGNAL = "signal"
     KILLED = "killed"
-    # Ours: tried once more, then the rollout is masked.
+    # Infrastructure failures: tried once more, then the rollout is masked.
     SETUP_ERROR = "setup_error"
     INFRA_ERROR = "infra_error"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -62,7 +62,7 @@ class PythonResult:
     cpu_ms: float = 0.0
     queue_ms: float = 0.0
     level: int = 0
-    restored: bool = False  # variables are kept between calls, but those of this one are lost
+    restored: bool = False  # variables are kept between calls, but this call's are lost
 
     @property
     def text(self) -> str:

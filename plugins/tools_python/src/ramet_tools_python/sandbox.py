@@ -1,6 +1,6 @@
-"""A pool of slots: runs programs concurrently, each from a fresh start, and replaces what died.
+"""A pool of slots: runs programs concurrently, each from a fresh start, and replaces dead slots.
 
-The pool's queue holds running slots, and None for each slot that is not started yet or was lost: the call that takes a
+The pool's queue has running slots, and None for each slot that is not started yet or was lost: the call that takes a
 None starts a slot. So everything starts lazily, and a lost slot or zygote is replaced by the next call that needs it.
 """
 
@@ -110,7 +110,7 @@ class Sandbox:
             self._pool.put_nowait(kept)
 
     async def _usable_slot(self, idle: Slot | None) -> Slot:
-        """The idle slot if it still answers, else a new one."""
+        """The idle slot if it still answers, otherwise a new one."""
         if idle is not None:
             if await self.slots.is_usable(idle):
                 return idle

@@ -93,7 +93,7 @@ class PythonTool(_Interpreter[Sandbox]):
 
 
 class KeepingPythonTool(_Interpreter[KeptStates]):
-    """Variables are kept between the calls of a rollout; a fork begins with a copy of those of its fork point."""
+    """Keeps variables between the calls of a rollout; a fork begins with a copy from its fork point."""
 
     schema = KEEPING_SCHEMA
     state = "rollout"

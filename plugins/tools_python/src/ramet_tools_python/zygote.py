@@ -30,7 +30,8 @@ _BOOT = (
     f"import sys; sys.version_info < (3, 11) and sys.exit({_TOO_OLD}); sys.path.insert(0, sys.argv[1]); "
     "from inside.zygote import main; main()"
 )
-# Isolated like -I (no user site, no variables: the environment is ours), but with hashes that are the same every time.
+# Isolated like -I (no user site, no variables: Ramet sets the environment), but with hashes that are the same every
+# time.
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 

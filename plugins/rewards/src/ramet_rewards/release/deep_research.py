@@ -9,10 +9,10 @@ The text is everything after the prompt, tool results too. Known weaknesses, all
 
 * Maths is compared word by word after ASCII punctuation is deleted: -5 is 5, 1.5 is 15, 1/2 is 12, (1, 2) is (2, 1);
   `3\\sqrt{3}-6` is not `3\\sqrt{3} - 6`.
-* An answer that is an article alone (`A` of a multiple choice) is always wrong.
+* An answer that is only an article (`A` of a multiple choice) is always wrong.
 * Shared words pay: "the 5 apples" for 5 gives 2/3.
-* Other scripts' punctuation and widths count; Chinese has to match as a whole.
-* Tags within tool results count, so a page that holds `<answer>` or `<think>` makes a good rollout -1.
+* Other scripts' punctuation and widths count; Chinese has to match completely.
+* Tags within tool results count, so a page with `<answer>` or `<think>` makes a good rollout -1.
 * The bonus needs two closing tags anywhere, and no call.
 """
 
@@ -131,7 +131,7 @@ def remove_boxed(box: str | None) -> str:
     if box is not None and box.startswith("\\boxed "):
         return box.removeprefix("\\boxed ")
     if box is None or not box.startswith("\\boxed{") or not box.endswith("}"):
-        raise ValueError("there is no closed box" if box is None else f"{box} is no box")
+        raise ValueError("no closed box" if box is None else f"{box} is not a box")
     return box[len("\\boxed{") : -1]
 
 

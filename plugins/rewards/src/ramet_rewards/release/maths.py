@@ -1,7 +1,7 @@
 """The released scores that no published run used: `math`, `math_dapo`, `gsm8k` and exact match of short answers.
 
 `is_equiv` is the comparison of strings that came with the MATH data set (Hendrycks et al., arXiv 2103.03874);
-`normalize_final_answer` is that of Minerva (Lewkowycz et al., arXiv 2206.14858, appendix D.1).
+`normalize_final_answer` is Minerva's (Lewkowycz et al., arXiv 2206.14858, appendix D.1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMOVED = (
 
 
 def compute_score(solution: str, gold: Any) -> float:
-    """1 if the last box of the whole text equals the gold answer as strings do."""
+    """1 if the last box of the text equals the gold answer, compared as strings."""
     try:
         box = last_boxed(solution)
         return float(box is not None and is_equiv(remove_boxed(box), gold))
@@ -132,7 +132,7 @@ def gsm8k_score(solution: str, gold: str, method: str = "strict") -> float:
 
 
 def em_score(solution: str, gold: Mapping[str, Any], *, within: bool = False) -> float:
-    """Search-R1's: the last of the answer tags equals a gold answer, or holds one (`within`)."""
+    """Search-R1's: the last of the answer tags equals a gold answer, or contains one (`within`)."""
     answers = _ANSWER_TAGS.findall(solution)
     if not answers:
         return 0

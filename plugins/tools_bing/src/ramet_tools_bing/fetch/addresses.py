@@ -1,8 +1,8 @@
-"""The addresses that may be read: http and https, and hosts of the public internet alone.
+"""The addresses that may be read: http and https, and only hosts of the public internet.
 
 A page, or a model that a page has talked to, can ask for `http://127.0.0.1:8000` or for a cloud's metadata service. So
-an address is refused before a request and after every redirect, and the numbers that its name has are checked where
-the connection takes them from: a name cannot mean something else in between.
+an address is refused before a request and after every redirect, and the numbers of its name are checked where the
+connection takes them from: a name cannot change its meaning in between.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _inside(number: Address) -> ipaddress.IPv4Address | None:
 
 
 class PublicResolver(AbstractResolver):
-    """A resolver that refuses a name with a number which may not be read, whatever else the name has."""
+    """A resolver that refuses a name with a forbidden number, whatever other numbers the name has."""
 
     def __init__(self, allowed: Sequence[Network], inner: AbstractResolver | None = None) -> None:
         self._allowed = allowed

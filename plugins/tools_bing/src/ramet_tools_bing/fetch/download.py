@@ -58,7 +58,7 @@ class Downloader:
         )
 
     async def download(self, address: str) -> Download:
-        """Download a page. Raises `ToolError` for what is the address's or the page's doing, `InfraError` for ours."""
+        """Download a page. Raises `ToolError` if the address or the page is the cause, otherwise `InfraError`."""
         url = self._checked(address)
         ends_at = time.monotonic() + self.config.page_timeout_s
         for _ in range(self.config.redirects + 1):
@@ -113,7 +113,9 @@ class Downloader:
                 raise ToolError(f"the page answered with HTTP {response.status}")
             kind = _kind(response.content_type)
             body, is_whole = await read_body(response, int(self.config.page_mb * 1_000_000))
-            if not is_whole and kind == "pdf":  # the beginning of a text is a text, that of a PDF cannot be read
+            if (
+                not is_whole and kind == "pdf"
+            ):  # the beginning of a text is a text, but the beginning of a PDF cannot be read
                 raise ToolError(f"the page has more than {self.config.page_mb:g} MB")
             return Download(url=str(url), kind=kind, body=body, charset=response.charset)
 
@@ -126,12 +128,12 @@ def _kind(content_type: str) -> str:
 
 
 class NetworkHealth:
-    """Whether pages cannot be reached because of them or because of our own network. For one event loop.
+    """Whether pages or this machine's network are the reason that pages cannot be reached. For one event loop.
 
     Which hosts are asked is the model's choice, so hosts that are lost prove nothing: a model that could have its
-    rollouts masked by asking for hosts that do not exist would learn to do so. After some in a row others are asked
-    that it has not just chosen: the hosts that answered last, and those of the option `probes`. Only if none of them
-    answers, it is our network. `answers(address)` says whether anything at all comes back from there.
+    rollouts masked by asking for hosts that do not exist would learn to do so. After some in a row, hosts that it has
+    not just chosen are asked: the hosts that answered last, and the hosts of `probes`. Only if none of them answers,
+    the network is the reason. `answers(address)` says whether anything comes back from there.
     """
 
     def __init__(self, probes: Sequence[str], answers: Callable[[str], Awaitable[bool]]) -> None:

@@ -90,7 +90,7 @@ class PageExtractor:
         }  # fmt: skip
         try:
             answer = await self.pool.ask(request)
-        except ProcessLost:  # perhaps killed for something else
+        except ProcessLost:  # perhaps killed for another reason
             try:
                 answer = await self.pool.ask(request)
             except ProcessLost as error:

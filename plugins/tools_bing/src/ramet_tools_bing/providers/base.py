@@ -24,7 +24,7 @@ class FaultKind(StrEnum):
     REFUSED = "refused"  # key, account or address are wrong (401, 402, 403, 404, 407): no query can succeed
     BAD_REQUEST = "bad request"  # this request cannot succeed (other 4xx)
     THROTTLED = "throttled"  # 429: all wait
-    BROKEN = "broken answer"  # 200 with something else than an answer
+    BROKEN = "broken answer"  # 200 without an answer
     DOWN = "down"  # 5xx, 408, time-out, connection lost
 
     @classmethod
@@ -40,7 +40,7 @@ class FaultKind(StrEnum):
 
 
 class ProviderError(Exception):
-    """`retry_after_s`: what the service asked for; None: it did not say."""
+    """`retry_after_s`: the wait that the service asked for, or None."""
 
     def __init__(self, fault: FaultKind, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class ProviderError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """`headers` may hold a key, so requests are never printed."""
+    """`headers` may contain a key, so requests are never printed."""
 
     method: str
     url: str
@@ -101,17 +101,17 @@ class Provider(Protocol):
     cached: bool
 
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
-        """Return where the answer is stored (the first one), and where else it may be found, in this order."""
+        """Return where the answer is stored (the first one), and other places of it, in this order."""
         ...
 
     def options(self, k: int) -> Sequence[tuple[str, str]]:
-        """(provider, options as text) that answers are stored with: what besides the query decides them."""
+        """(provider, options as text) that answers are stored with: together with the query they decide the answer."""
         ...
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         """Return at most about `k` hits, best first; empty: nothing was found.
 
-        Raises `ProviderError` and nothing else.
+        Raises only `ProviderError`.
         """
         ...
 

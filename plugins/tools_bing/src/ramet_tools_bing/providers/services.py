@@ -16,7 +16,7 @@ from ramet_tools_bing.results import SearchItem
 
 
 class SearchService(Protocol):
-    """`url` is where it is asked; `key` is None where none is needed."""
+    """`url`: its address; `key`: None where none is needed."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class SearchService(Protocol):
     def request(self, query: str, k: int) -> HttpRequest: ...
 
     def read(self, answer: Any) -> Sequence[SearchItem]:
-        """Return the hits of an answer. Raises `ProviderError` for anything else."""
+        """Return the hits of an answer. Raises `ProviderError` otherwise."""
         ...
 
 
@@ -156,7 +156,7 @@ def _document(item: Any) -> SearchItem:
 def read_items(answer: Any, who: str, path: Sequence[str], *, url: str, text: str) -> Sequence[SearchItem]:
     """The list at `path`, whose items have a `title` and these keys; missing ones are empty.
 
-    Raises `ProviderError` if there is no such list: that says something of the service, and nothing of the query.
+    Raises `ProviderError` if there is no such list: then the service is at fault, not the query.
     """
     node = answer
     for name in path:
@@ -165,7 +165,7 @@ def read_items(answer: Any, who: str, path: Sequence[str], *, url: str, text: st
             raise ProviderError(FaultKind.BROKEN, f"{who}: the answer has {what}; no search results could be read")
         node = node[name]
     if not isinstance(node, list) or not all(isinstance(item, Mapping) for item in node):
-        raise ProviderError(FaultKind.BROKEN, f"{who}: `{'.'.join(path)}` of the answer is no list of objects")
+        raise ProviderError(FaultKind.BROKEN, f"{who}: `{'.'.join(path)}` of the answer is not a list of objects")
     return [SearchItem(title=_text(item, "title"), url=_text(item, url), text=_text(item, text)) for item in node]
 
 

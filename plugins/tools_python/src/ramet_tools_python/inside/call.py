@@ -47,10 +47,10 @@ class Capture:
 
 
 class Clock:
-    """The time that a program has used: what it computes and what it sleeps, but not what a busy host takes.
+    """The time that a program has used: its computing and sleeping, without the waits of a busy host.
 
-    Only then is a program stopped on every host at the same point. Where the host does not tell how long the program
-    waited for a processor, only what it computed counts. Wall time is the last resort.
+    So every host stops a program at the same point. If the host does not tell how long the program waited for a
+    processor, only its computing time counts. Wall time is the last resort.
     """
 
     def __init__(self, process: int, limits: Limits) -> None:

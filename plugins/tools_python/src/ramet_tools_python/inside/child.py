@@ -17,7 +17,7 @@ import time
 from typing import NamedTuple, NoReturn
 
 from . import landlock, processes, program, seccomp, wire
-from .namespaces import PLACE  # where variables are kept: the folder of the next program, in that of the slot
+from .namespaces import PLACE  # where variables are kept: the folder of the next program, in the slot's folder
 
 CONTROL, _RULES = 3, 4  # descriptors; of the first, programs that keep nothing see nothing: it is closed before
 # Programs that keep variables may replace any name before these are used again.
@@ -54,8 +54,7 @@ class Confinement(NamedTuple):
 def run(
     control: socket.socket, slot: int, folder: str, limits: Limits, confinement: Confinement, rules: int | None
 ) -> NoReturn:
-    """Run in the forked child of `slot`. `rules` are those of Landlock. Says on `control` when it is ready, or what is
-    wrong."""
+    """Run in the forked child of `slot`. `rules`: Landlock's. Reports on `control` that it is ready, or the problem."""
     control = _only_descriptors(control, rules)
     try:
         _confine(control, folder, limits, confinement, slot, has_rules=rules is not None)
@@ -75,7 +74,7 @@ def run(
 
 
 def _only_descriptors(control: socket.socket, rules: int | None) -> socket.socket:
-    """The standard ones, `control` and the rules stay, as `CONTROL` and `_RULES`; everything else is closed."""
+    """The standard ones, `control` and the rules stay, as `CONTROL` and `_RULES`; all others are closed."""
     number = fcntl.fcntl(control.detach(), fcntl.F_DUPFD, 10)  # away from where the two will be
     if rules is not None:
         rules = fcntl.fcntl(rules, fcntl.F_DUPFD, 10)
@@ -90,7 +89,7 @@ def _confine(
 ) -> None:
     os.setsid()
     os.chdir(folder)
-    nothing = os.open(os.devnull, os.O_RDWR)  # of its own: that of all programs keeps flags that one of them sets
+    nothing = os.open(os.devnull, os.O_RDWR)  # a separate one: a shared one would keep flags that a program sets
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; as a signal it shows which limit was hit
@@ -100,7 +99,7 @@ def _confine(
     _limit(resource.RLIMIT_NOFILE, 64)
     _limit(resource.RLIMIT_CORE, 1)  # of 1 the kernel makes none; with 0 it still feeds a host's program for crashes
     if confinement.user is not None:
-        if not confinement.keeps:  # all states of a slot have one user; there the slot alone counts
+        if not confinement.keeps:  # all states of a slot have one user; there only the slot counts
             _limit(resource.RLIMIT_NPROC, processes.MAX_THREADS)
         processes.become(confinement.user)
     processes.drop_privileges()

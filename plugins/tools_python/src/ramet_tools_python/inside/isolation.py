@@ -1,8 +1,8 @@
-"""Levels of isolation: what this host allows, found by trying it, and which folders programs may read.
+"""Levels of isolation: the levels that this host allows, found by trials, and the folders that programs may read.
 
-0: limits, no privileges. 1: and no network, no processes, no rare system calls. 2: and no files but those of the
-interpreter and a folder of the program's own. 3: and namespaces, or, for root on a host that forbids those, a user of
-its own. Each way is tried in a process of its own, on the very calls that programs will be kept from.
+0: limits, no privileges. 1: and no network, no processes, no rare system calls. 2: and no files but the interpreter's
+and the program's folder. 3: and namespaces, or, for root on a host that forbids those, a separate user. Each way is
+tried in a separate process, on exactly the calls that programs will be kept from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc
 
 
 class Found(NamedTuple):
-    """`level` is in force. `way`: `namespaces` at level 3, `own user` at any, `root` if programs run as that; else
+    """`level` is in force. `way`: `namespaces` at level 3, `own user` at any, `root` if programs run as that; otherwise
     empty. `missing`: level -> why this host does not allow it."""
 
     level: int
@@ -36,8 +36,8 @@ class Found(NamedTuple):
 def own_user() -> int | None:
     """Choose a user without rights that no other slot of this host has; None where this process may not choose one.
 
-    Slots that share a user share its limit of threads, and below level 2 its files. An abstract socket holds the number
-    until the processes of the slot have ended, so this is called before they leave the host's network.
+    Slots that share a user share its limit of threads, and below level 2 its files. An abstract socket reserves the
+    number until the processes of the slot have ended, so this is called before they leave the host's network.
     """
     if os.geteuid() != 0:
         return None
@@ -54,7 +54,7 @@ def own_user() -> int | None:
 
 
 def keep_importable(modules: Iterable[str]) -> list[str]:
-    """What programs may read: the interpreter, its libraries and those of the system.
+    """Folders that programs may read: the interpreter, its libraries and the system's.
 
     Entries of `sys.path` outside the interpreter are removed, unless one of these imported `modules` comes from there:
     in an editable installation they are somebody's working folder.

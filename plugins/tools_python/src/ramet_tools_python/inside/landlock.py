@@ -1,7 +1,7 @@
 """Limits of the files that a process may use: the kernel's Landlock, which needs no privileges.
 
-Source: the kernel's `Documentation/userspace-api/landlock.rst`. What the running kernel does not know yet is left out;
-`seccomp` covers the network and signals on those.
+Source: the kernel's `Documentation/userspace-api/landlock.rst`. Parts that the running kernel does not know yet are
+left out; there `seccomp` covers the network and signals.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Namespaces of a slot: processes, network, shared memory, host name, and a file system with only what programs need.
 
-The slot becomes process 1 of its own, so that it ends with everything in it. Its root is a small file system in memory
-in which the readable folders are mounted read-only at their own paths; nothing else of the machine exists there, and
-programs may write to `scratch` alone, which has a size. An ordinary user gets all that through a user namespace, in
-which it stays itself; root needs none, and its programs run as a user without any rights. Privileges for mounting end
-with the slot: programs have none (`child`).
+The slot becomes process 1 of its namespace, so that all its processes end with it. Its root is a small file system in
+memory in which the readable folders are mounted read-only at their own paths. Other parts of the machine do not exist
+there. Programs may write only to `scratch`, which has a size limit. An ordinary user gets all that through a user
+namespace, in which it stays itself. Root needs none, and its programs run as a user without any rights. Privileges for
+mounting end with the slot: programs have none (`child`).
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _show(path: str, root: str) -> None:
 
 
 def _show_processes(root: str) -> None:
-    """Give to this process alone a /proc of the new namespace, if the host allows that; to programs what numerical
-    libraries read, since they could find the slot and each other in the rest."""
+    """Give only this process a /proc of the new namespace, if the host allows that. Programs get only the files that
+    numerical libraries read, since they could find the slot and each other in the rest."""
     os.mkdir(f"{root}/proc")
     with contextlib.suppress(OSError):
         _mount("proc", f"{root}/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)

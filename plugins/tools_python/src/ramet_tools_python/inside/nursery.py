@@ -1,7 +1,8 @@
-"""The nursery of a slot: a process that forks the processes of programs and has never held a program or its output.
+"""The nursery of a slot: a process that forks the processes of programs and has never had a program or its output in
+memory.
 
-A fork has all the memory of what forked it. A slot holds requests and replies, those of other rollouts among them, and
-freed memory keeps them for long; so programs do not come from it. The slot forks its nursery before its first request.
+A fork has all the memory of its parent. A slot has requests and replies in memory, also of other rollouts, and freed
+memory keeps them for long; so programs do not come from it. The slot forks its nursery before its first request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Nursery:
-    """The nursery as its slot holds it. `readable`: what programs may read; None: they are not kept from files."""
+    """The nursery as its slot sees it.
+
+    `readable`: folders that programs may read; None: they are not kept from files.
+    """
 
     def __init__(
         self, folder: str, limits: child.Limits, confinement: child.Confinement, readable: Sequence[str] | None
@@ -74,7 +78,7 @@ def _serve(
         if process == 0:
             try:
                 child.run(socket.socket(fileno=descriptors[0]), slot, folder, limits, confinement, rules)
-            finally:  # a program broke it: what the nursery would do next is not for this process
+            finally:  # a program broke it: the nursery's next steps are not for this process
                 _kill(_getpid(), signal.SIGKILL)
         for descriptor in (*descriptors, *(() if rules is None else (rules,))):
             os.close(descriptor)

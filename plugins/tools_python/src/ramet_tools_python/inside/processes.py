@@ -1,7 +1,7 @@
 """Linux process control that `os` does not offer: parent-death signal, subreaper, privileges, and killing strays.
 
-A subreaper inherits the orphans of its descendants, so one that runs a program can find every process that the
-program left, however often it forked and whatever session it joined.
+A subreaper inherits the orphans of its descendants. So one that runs a program can find every process that the program
+left, however often it forked and whatever session it joined.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _PAGE = 4096
-MAX_THREADS = 128  # of one program; their stacks in the kernel count against no other limit of ours
+MAX_THREADS = 128  # of one program; their stacks in the kernel count against no other limit here
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _processes: int | None = None  # a descriptor of /proc, where programs must not see it
@@ -180,7 +180,7 @@ def is_child(process: int) -> bool:
 def has_only(children: set[int]) -> bool:
     """Whether these are all children that this process has not waited for. False as well if the kernel does not tell.
 
-    Children that others reap while it is read could hide one; here this process alone reaps.
+    Children that others reap while it is read could hide one; here only this process reaps.
     """
     me = os.getpid()
     try:

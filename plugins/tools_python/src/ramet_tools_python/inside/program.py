@@ -80,7 +80,7 @@ def _join_threads() -> None:
 def compile_program(code: str, name: str = FILE) -> CodeType:
     """Compile; a last statement that is a bare expression, but no call of `print`, is printed.
 
-    The tree is changed in place, so line numbers stay those of the source.
+    The tree is changed in place, so line numbers stay the source's.
     """
     try:
         tree = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)

@@ -1,7 +1,7 @@
 """Removing a directory that a hostile program filled: very deep trees, odd names, directories without permissions.
 
-Recursion and paths both fail on deep trees, so the walk holds one descriptor and goes up through `..`, which leads
-somewhere else if a process moves the directory meanwhile: whether it led back is looked at before anything is removed.
+Recursion and paths both fail on deep trees, so the walk keeps one descriptor and goes up through `..`. That leads
+elsewhere if a process moves the directory meanwhile, so its target is checked before anything is removed.
 """
 
 from __future__ import annotations

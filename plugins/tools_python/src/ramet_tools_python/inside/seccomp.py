@@ -53,8 +53,8 @@ _REFUSED = (
 _ATTRIBUTES = tuple(f"{who}{what}xattr" for what in ("set", "get", "list", "remove") for who in ("", "l", "f"))
 _FLUSHES = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range")  # cannot be killed, and no file is kept
 _FORKS, _SIGNALS = ("fork", "vfork"), ("kill", "tkill", "tgkill")
-# They make the kernel signal another process, or choose the signal; tell of (and hold up) what others do with a file or
-# a folder; or make a terminal, whose end sends SIGCONT, that of this process (FIOSETOWN, SIOCSPGRP, TIOCSCTTY, unlock).
+# They make the kernel signal another process, or choose the signal; report (and delay) what others do with a file or a
+# folder; # or make a terminal, whose end sends SIGCONT, this process's (FIOSETOWN, SIOCSPGRP, TIOCSCTTY, unlock).
 _COMMANDS = {"fcntl": (8, 10, 15, 1024, 1026), "ioctl": (0x8901, 0x8902, 0x540E, 0x40045431)}
 _TRUNCATE, _ACCESS_MODE = os.O_TRUNC, os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
@@ -67,7 +67,7 @@ class _Program:
         self.numbers = syscalls.here().numbers
 
     def add(self, what: int, value: int, yes: int = 0, no: int = 0) -> None:
-        """One instruction. `yes` and `no` are how many to skip if a comparison holds, and if not."""
+        """One instruction. `yes` and `no` are how many to skip if a comparison is true, and if not."""
         self.code += struct.pack("=HBBI", what, yes, no, value)
 
     def check_processor(self) -> None:
@@ -102,7 +102,7 @@ class _Program:
         self.add(_RETURN, _ALLOW)
 
     def answer_parent_death(self, answer: int) -> None:
-        """A program must not outlive its slot: the signal that it gets then can be set to SIGKILL alone."""
+        """A program must not outlive its slot: the signal that it gets then can only be set to SIGKILL."""
         self.add(_JUMP_EQUAL, self.numbers["prctl"], 0, 6)
         self.add(_LOAD, _ARGUMENTS)
         self.add(_JUMP_EQUAL, _PR_SET_PDEATHSIG, 0, 3)

@@ -1,4 +1,4 @@
-"""A slot: runs one program after the other for the client, each in a process of its own.
+"""A slot: runs one program after the other for the client, each in a separate process.
 
 The slot owns the deadline, the output and the clean-up. It lives as long as its socket: end-of-file means that the
 client is gone or has given up the call, and the slot ends with everything it started.
@@ -118,7 +118,7 @@ class SlotServer:
         return worker
 
     def _copy(self, original: Worker) -> Worker | None:
-        """A stopped copy; None: its programs broke the original. Whatever else it forked is killed."""
+        """A stopped copy; None: its programs broke the original. All its other forks are killed."""
         try:
             copy = original.copy()
         except BrokenWorker:
@@ -159,7 +159,7 @@ class SlotServer:
         keeps, user = self.confinement.keeps, self.confinement.user
         if self.own_mount:
             place = namespaces.scratch(keeps=keeps)
-            if keeps:  # its state may hold on to this file system: only open files take room then
+            if keeps:  # its state may keep using this file system: only open files take room then
                 scratch.empty(place)
             if keeps or os.listdir(place):
                 namespaces.renew_scratch(place, user, self.limits.scratch)

@@ -1,6 +1,6 @@
 """Frames between the client, a slot and its programs: four bytes of length, then one JSON object.
 
-JSON is written as ASCII, so a program that holds lone surrogates crosses unharmed. Between a slot and its programs
+JSON is written as ASCII, so a program with lone surrogates crosses unharmed. Between a slot and its programs
 descriptors travel with a frame.
 """
 

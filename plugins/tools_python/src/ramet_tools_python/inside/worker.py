@@ -1,4 +1,4 @@
-"""A process for programs, as its slot holds it: started ahead, asked, copied, stopped, killed.
+"""A process for programs, as its slot sees it: started ahead, asked, copied, stopped, killed.
 
 A process that keeps variables is stopped (SIGSTOP) whenever it is not asked something, with all its threads. Nothing
 that it says is trusted: the number of a copy comes from the kernel, and a process that does not answer is killed.
@@ -81,13 +81,13 @@ class Worker:
 
     @property
     def asking(self) -> tuple[int, ...]:
-        """What must be polled while its program runs, besides `ended`."""
+        """Descriptors to poll while its program runs, in addition to `ended`."""
         if not self.keeps:
             return ()
         return (self.control.fileno(), *(() if self.listener is None else (self.listener.descriptor,)))
 
     def hear(self, ready: set[int]) -> int | None:
-        """Answer what it asks. The exit code of its program, once it says so."""
+        """Answer its requests. Returns the exit code of its program, once it reports it."""
         if self.listener is not None and self.listener.descriptor in ready:
             self.listener.answer(self.pid)
         if not self.keeps or self.control.fileno() not in ready:
@@ -100,8 +100,8 @@ class Worker:
         return rc & 0xFF
 
     def _end_of_program(self) -> int | None:
-        """What it says now, whole, or nothing: a program can write here, and must neither keep us waiting for the rest
-        of a message nor have us gather one that never ends."""
+        """Its complete message, if one is there now. A program can write here: it must neither keep the slot waiting
+        for the rest of a message nor make it gather one that never ends."""
         try:
             data = self.control.recv(LONGEST_WORD, socket.MSG_DONTWAIT)
             size, body = wire.HEADER.size, data[wire.HEADER.size :]
@@ -113,8 +113,8 @@ class Worker:
     def copy(self) -> Worker:
         """A process with the same variables; this one is stopped again. Raises `BrokenWorker`.
 
-        The programs of this process can make it fork something else instead or besides (`os.register_at_fork`): the
-        slot looks for that.
+        The programs of this process can make it fork another process instead or in addition (`os.register_at_fork`):
+        the slot looks for that.
         """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

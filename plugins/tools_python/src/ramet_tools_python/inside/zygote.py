@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from . import child, isolation, namespaces, processes, scratch, slot, warm, wire
 
-HEARTBEAT_MS = 2000  # how often the zygote looks for a client that vanished while others hold its socket
+HEARTBEAT_MS = 2000  # how often the zygote looks for a client that vanished while others keep its socket
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -66,7 +66,7 @@ def _isolate(settings: dict[str, Any], modules: list[str]) -> tuple[isolation.Fo
     """The level that this host allows, and what programs may read."""
     readable = isolation.keep_importable(modules)
     folder = os.path.join(settings["folder"], "try")
-    os.chmod(settings["folder"], 0o711)  # programs with a user of their own must get through to their folder
+    os.chmod(settings["folder"], 0o711)  # programs with a separate user must get through to their folder
     os.mkdir(folder, 0o700)
     try:
         return isolation.find(settings["isolation"], folder, readable, keeps=settings["keeps"]), readable
@@ -105,7 +105,7 @@ class Zygote:
         self.wake = wake
 
     def run(self) -> None:
-        """Serve until the control socket ends or the client is no longer our parent."""
+        """Serve until the control socket ends or the client is not the parent any more."""
         poller = select.poll()
         poller.register(self.control, select.POLLIN)
         poller.register(self.woken, select.POLLIN)
@@ -152,7 +152,7 @@ class Zygote:
                 client, folder, self.limits, confinement, self.readable if self.found.has_landlock else None
             ).serve()
         except BaseException:
-            traceback.print_exc()  # on the client's standard error: programs never see ours
+            traceback.print_exc()  # on the client's standard error, which programs never see
         finally:
             os._exit(0)
 
