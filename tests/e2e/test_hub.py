@@ -184,7 +184,7 @@ def test_what_cannot_be_had_is_named_with_what_to_do(hub: Hub, machine: Machine)
     assert missing == f"ConfigError: me/nothing: {shows} {hub.url}/me/nothing, and if it is private, {log_in}"
     assert revision == f"ConfigError: me/tiny@v9: me/tiny has no revision 'v9'; see {hub.url}/me/tiny/commits"
     assert file == (
-        "ConfigError: hf://datasets/me/sums/train.parquet: there is no such file in me/sums; there: README.md, "
+        "ConfigError: hf://datasets/me/sums/train.parquet: no such file in me/sums; there: README.md, "
         "data/traces.jsonl, data/tasks.jsonl"
     )
     assert "names no file of a data set; give hf://datasets/OWNER/NAME/FILE" in bare

@@ -1,4 +1,4 @@
-"""What the core itself offers: through the same hooks as every plugin, and its engines, for which there is no hook."""
+"""Components of the core itself: through the same hooks as every plugin, and its engines, which have no hook."""
 
 from __future__ import annotations
 

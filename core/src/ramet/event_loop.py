@@ -19,7 +19,7 @@ left_threads: list[threading.Thread] = []  # whose calls had not returned by the
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run as `asyncio.run` does. Where a loop runs in this thread, `work` gets a thread and a loop of its own instead.
+    """Run as `asyncio.run` does. Where a loop runs in this thread, `work` gets another thread and loop instead.
 
     Signals still reach this thread, which waits: one whose handler raises here (`StopListener`) cancels `work`, and is
     raised once `work` has ended.
@@ -70,7 +70,7 @@ def n_cancelled() -> int:
 
 
 def is_cancelled(before: int = 0) -> bool:
-    """Whether the current task itself was cancelled. Else what it waited for cancelled itself, which is a failure.
+    """Whether the current task itself was cancelled. Otherwise its awaited task cancelled itself, which is a failure.
 
     `before`: `n_cancelled()` of then, for work that begins in a task that is cancelled already, such as closing.
     """

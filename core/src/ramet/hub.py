@@ -39,14 +39,23 @@ CACHED_SPLIT = re.compile(
 )
 ALL_SUBSETS = "default"  # as `datasets` calls the one of a set without subsets
 WEIGHTS = "*.safetensors"
-SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py", "README.md", "LICENSE*")  # beside weights
+SMALL = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
+    "README.md",
+    "LICENSE*",
+)  # in addition to weights
 TWICE = ("consolidated*", "*/*.safetensors")  # weights in other forms
-REPLACED = (  # by a push, or deleted: what is there of another model would be taken for a part of this one
+REPLACED = (  # by a push, or deleted: files of another model would be taken for a part of this one
     "*.safetensors", "*.bin", "*.index.json", "config.json", "adapter_config.json", "chat_template.jinja",
     "special_tokens_map.json", "added_tokens.json", "selection.json",
 )  # fmt: skip
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
-EVERY_S = 30.0  # between lines of progress where there is no terminal
+EVERY_S = 30.0  # between lines of progress without a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +93,7 @@ class HubCopy:
     """What a name meant when it was looked up, and where that is on this machine."""
 
     name: HubName  # with the commit as its revision
-    path: Path  # of a model its folder, else a file or a pattern
+    path: Path  # for a model its folder, otherwise a file or a pattern
 
     @property
     def commit(self) -> str:
@@ -125,13 +134,13 @@ def data_name(text: str) -> HubName | None:
 
 
 def fetch_model(name: HubName, *, weights: bool = True) -> HubCopy:
-    """Fetch the model's files, or find them in the cache. Weights are safetensors: other formats may hold code.
+    """Fetch the model's files, or find them in the cache. Weights are safetensors: other formats may contain code.
 
     Raises `ConfigError` and `InfraError` that say how to get it.
     """
     copy = _snapshot(name, _wanted(weights), ignored=TWICE)
     if weights and not any(copy.path.glob(WEIGHTS)):
-        _files(name, copy.commit)  # raises if this copy is not whole
+        _files(name, copy.commit)  # raises if this copy is not complete
         raise ConfigError(
             f"{name}: has no {WEIGHTS}, and loading other formats may run code; if you trust it, fetch it "
             f"with `hf download {name.id} --local-dir FOLDER` and name that folder"
@@ -150,7 +159,7 @@ def fetch_data(name: HubName) -> HubCopy:
         if not glob.glob(str(path), recursive=True):
             files = _files(name, copy.commit)
             shown = [*files[:10], *(["…"] if len(files) > 10 else [])]
-            raise ConfigError(f"{name}: there is no such file in {name.id}; there: {', '.join(shown) or 'nothing'}")
+            raise ConfigError(f"{name}: no such file in {name.id}; there: {', '.join(shown) or 'nothing'}")
     return replace(copy, path=path)
 
 
@@ -216,8 +225,8 @@ def cached_folder(name: HubName) -> Path | None:
 
 
 def whole_copy(path: str, *, weights: bool = True) -> str:
-    """Return a model's folder in the cache of this machine for one of any cache: that one, if it has all files, else
-    one that is fetched. Other paths stay as they are. Raises as `fetch_model`.
+    """Return a model's folder in the cache of this machine for one of any cache: that one, if it has all files,
+    otherwise a fetched one. Other paths stay as they are. Raises as `fetch_model`.
     """
     name = cached_name(path)
     if name is None or name.kind != "model" or _is_whole(Path(path), name, weights):
@@ -226,7 +235,7 @@ def whole_copy(path: str, *, weights: bool = True) -> str:
 
 
 def _is_whole(folder: Path, name: HubName, weights: bool) -> bool:
-    """Look at the folder alone, and at the list of files beside it, which the hub's client wrote."""
+    """Look only at the folder, and at the list of files next to it, which the hub's client wrote."""
     if not folder.is_dir():
         return False
     from huggingface_hub import errors, snapshot_download
@@ -279,7 +288,7 @@ def _snapshot(name: HubName, wanted: list[str], ignored: tuple[str, ...] = ()) -
 
 
 def _split(name: HubName) -> HubCopy:
-    """A split, written as one parquet file beside what the hub's cache holds."""
+    """A split, written as one parquet file next to the files of the hub's cache."""
     from huggingface_hub import cached_assets_path, resolve_revision
 
     with _explained(name):
@@ -326,8 +335,8 @@ def _rows(name: HubName, cache: str) -> Any:
 
 
 def _files(name: HubName, commit: str) -> list[str]:
-    """Return all files of the commit, by the list that the hub's client keeps. Raises `ConfigError` without it:
-    then something else made the copy, and not of all files.
+    """Return all files of the commit, by the list that the hub's client keeps. Raises `ConfigError` without it: then
+    another program made the copy, and not of all files.
     """
     from huggingface_hub import errors, get_cached_repo_tree
 

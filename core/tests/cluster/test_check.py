@@ -57,7 +57,7 @@ def test_settings_that_need_ray_are_refused_in_one_process_with_both_keys(settin
             "ipc",
             "auto",
             {"name": "ray"},
-            "engine.params.transfer=ipc: engines have GPUs of their own (cluster.colocate=false), where the policy's "
+            "engine.params.transfer=ipc: engines have other GPUs (cluster.colocate=false), where the policy's "
             "memory is not; allowed: nccl, host",
         ),
         ("ipc", "cpu", {"name": "ray"}, None),

@@ -73,7 +73,7 @@ def test_weights_that_were_longer_on_their_way_than_newer_ones_are_refused() -> 
         assert await soon == 2
         with pytest.raises(InfraError) as caught:
             await late
-        assert str(caught.value) == "weights of version 1 came after those of version 2: refused"
+        assert str(caught.value) == "weights of version 1 came after version 2: refused"
         assert (actor.rollouts.version, engine.given) == (2, [2])
         assert await actor.update_weights([bucket(0)], 2) == 2  # type: ignore[list-item]  # the same again: after sleep
 
@@ -85,7 +85,7 @@ def test_an_update_that_has_begun_is_the_newest_until_a_newer_one_begins() -> No
         actor, engine = rollout_actor()
         await actor.begin_update(3)
         assert actor.rollouts.version == 3  # requests from now on wait for it
-        with pytest.raises(InfraError, match="weights of version 2 came after those of version 3"):
+        with pytest.raises(InfraError, match="weights of version 2 came after version 3"):
             await actor.update_weights([bucket(0)], 2)  # type: ignore[list-item]
         await actor.begin_update(4)
         assert await actor.finish_update(3) == 3

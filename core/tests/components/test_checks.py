@@ -99,7 +99,7 @@ def test_a_smallest_group_that_is_not_a_number_is_named(offer: Offer, least: obj
 def test_a_reward_named_as_a_metric_of_the_run_is_refused(name: str) -> None:
     config = compose(["model.path=model", "engine=torch"], job="train").config
     config.rewards = {name: RewardConfig(use="format")}
-    with pytest.raises(ConfigError, match=rf"rewards\.{name}: the run logs a reward/{name} of its own"):
+    with pytest.raises(ConfigError, match=rf"rewards\.{name}: the run itself logs reward/{name}"):
         _ = Components(config).scorer
 
 
@@ -111,7 +111,7 @@ def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(off
     offer("rewards", __call__=ranks)
     assert problems("branch_policy=mine", "rewards=[format]") == []
     assert problems("branch_policy=mine", "rewards=[format,mine]") == [
-        "rewards.mine: judges whole groups (per_rollout is False), and branch_policy=mine needs the reward of each "
+        "rewards.mine: judges complete groups (per_rollout is False), and branch_policy=mine needs the reward of each "
         "rollout as soon as it ends; choose a reward that judges each rollout by itself, or another branch policy"
     ]
 

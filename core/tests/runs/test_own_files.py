@@ -36,7 +36,7 @@ def test_a_folder_that_holds_anything_but_a_run_is_refused_and_left_alone(tmp_pa
     with pytest.raises(ConfigError) as caught:
         RunDir.open(tmp_path, "mine")
     assert str(caught.value) == (
-        f"run directory {str(tmp_path / 'mine')!r} holds what no run has written ({shown}), and no manifest.json of a "
+        f"run directory {str(tmp_path / 'mine')!r} contains files that no run has written ({shown}), and no manifest.json of a "
         "run; choose another run.name or run.root"
     )
     assert snapshot(tmp_path) == before
@@ -90,8 +90,8 @@ def test_a_run_writes_through_no_link_that_lies_in_its_directory(
     (run.path / name).symlink_to(tmp_path / "precious")
     before = snapshot(tmp_path)
     expected = (
-        f"run directory {str(run.path)!r} holds links ({name}), and a run writes only into its own directory; put what "
-        "they lead to in their place, or choose another run.name"
+        f"run directory {str(run.path)!r} contains links ({name}), and a run writes only into its own directory; "
+        "replace the links by their targets, or choose another run.name"
     )
     with pytest.raises(ConfigError) as caught:
         RunDir.open(tmp_path / "runs", "mine")

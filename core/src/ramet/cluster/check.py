@@ -61,7 +61,7 @@ def _transfer(config: Config) -> Iterator[str]:
         )
     if transfer == "ipc" and not colocate and config.model.device != "cpu":
         yield (
-            "engine.params.transfer=ipc: engines have GPUs of their own (cluster.colocate=false), where the policy's "
+            "engine.params.transfer=ipc: engines have other GPUs (cluster.colocate=false), where the policy's "
             "memory is not; allowed: nccl, host"
         )
 
@@ -80,7 +80,7 @@ def chosen_transfer(config: Config, *, cuda: bool) -> str:
 def shards_over_nodes(config: Config, nodes: Sequence[object]) -> str:
     """What to say if ranks that share a copy of the weights are on several nodes; empty if none are.
 
-    `nodes`: that of each rank, by rank.
+    `nodes`: each rank's node, by rank.
     """
     ranks, replicas = len(nodes), config.policy.replicas
     if ranks % replicas or not _spans(nodes, replicas):

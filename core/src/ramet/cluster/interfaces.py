@@ -25,7 +25,7 @@ OnGroup = Callable[[Group], None]
 
 
 class Rollouts(Protocol):
-    """The rollout side: one or several engines, each with a scheduler of its own."""
+    """The rollout side: one or several engines, each with its own scheduler."""
 
     @property
     def info(self) -> EngineInfo:

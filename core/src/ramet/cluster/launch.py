@@ -1,4 +1,4 @@
-"""Start what `cluster.name` chooses: a backend for training, or its rollout side alone."""
+"""Start the backend that `cluster.name` chooses, for training, or only its rollout side."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ramet.rollout.observer import RolloutObserver
 
 @contextmanager
 def heap_at_rest() -> Iterator[None]:
-    """Exclude from garbage collection, while the block runs, what was there before it: modules above all.
+    """Exclude objects that exist before the block from garbage collection while it runs: modules above all.
 
-    Else Python looks through all of that every thousand rollouts, for a tenth of a second in which nothing else runs.
-    What a caller has frozen stays frozen.
+    Otherwise Python scans all of them every thousand rollouts, 0.1 seconds in which no rollout runs. Objects that a
+    caller has frozen stay frozen.
     """
     if gc.get_freeze_count():
         yield
@@ -48,9 +48,9 @@ async def open_backend(
 ) -> AsyncIterator[Backend]:
     """The backend that `cluster.name` chooses, started; all its processes have ended when the context is left.
 
-    `components` are those of this process; Ray's rollout workers build their own, once each, from the configuration.
-    `folder` is where the run's components keep their files, `tools` the names and schemas found before the start.
-    Called in the main thread. Raises `ConfigError` if the machine or the cluster has no room for the workers.
+    `components` are this process's; Ray's rollout workers build their own, once each, from the configuration. `folder`
+    is where the run's components keep their files, `tools` the names and schemas found before the start. Called in the
+    main thread. Raises `ConfigError` if the machine or the cluster has no room for the workers.
     """
     folder = folder.absolute()
     backend: Backend
@@ -89,9 +89,9 @@ async def open_rollouts(
     tools: ToolNames,
     observer: RolloutObserver | None = None,
 ) -> AsyncIterator[Rollouts]:
-    """The rollout side alone, without forks, as evaluation needs it. Arguments and errors as of `open_backend`.
+    """Only the rollout side, without forks, as evaluation needs it. Arguments and errors as of `open_backend`.
 
-    `observer` hears what happens in every rollout; it is in this process, so only `cluster=local` takes one
+    `observer` gets the events of every rollout; it is in this process, so only `cluster=local` takes one
     (`ValueError`).
     """
     rollouts: Rollouts
@@ -123,7 +123,7 @@ async def open_rollouts(
 async def open_policy(
     config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path
 ) -> AsyncIterator[Ranks]:
-    """The training side alone, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
+    """Only the training side, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
     reserved for engines.
     """
     if config.cluster.name == "ray":

@@ -1,6 +1,6 @@
 """`cluster=local`: one policy rank and one rollout worker with its engine, in this process.
 
-The policy computes in a thread of its own, so that rollouts and tools continue meanwhile.
+The policy computes in a separate thread, so that rollouts and tools continue meanwhile.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class LocalRollouts:
         them. Raises `InfraError` if newer ones came before, and leaves those.
         """
         if version < self.version:
-            raise InfraError(f"weights of version {version} came after those of version {self.version}: refused")
+            raise InfraError(f"weights of version {version} came after version {self.version}: refused")
         self.version = version
 
     async def metrics(self) -> dict[str, float]:

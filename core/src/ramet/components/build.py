@@ -80,7 +80,7 @@ def _build(registry: Registry[T], settings: ComponentConfig | RolloutStepConfig)
 def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
     settings = config.rewards[name]
     if name in LOGGED:
-        raise ConfigError(f"rewards.{name}: the run logs a reward/{name} of its own; choose rewards.NAME.use={name}")
+        raise ConfigError(f"rewards.{name}: the run itself logs reward/{name}; choose rewards.NAME.use={name}")
     entry = plugins.get("rewards", settings.use or name)
     return WeightedReward(
         name=name,

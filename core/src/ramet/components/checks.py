@@ -1,7 +1,7 @@
 """Checks of a run's components before anything starts: that they can be built, and that the run gives what they need.
 
-An algorithm is never silently inert: what it needs is there, or the run is refused. Reference and critic are built on
-demand, and so are entropies of the trainer computed; the engine's are not.
+An algorithm always gets the inputs that it needs, or the run is refused. Reference and critic are built on demand, and
+so are entropies of the trainer computed; the engine's are not.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _group_size(components: Components, config: Config) -> Iterator[str]:
 
 
 def _start_a_group(policy: BranchPolicy, config: Config) -> None:
-    """A branch policy is pure, so it can be asked about a group that is never played."""
+    """A branch policy is pure, so it can be asked about a group that never runs."""
     budget = config.rollout.group_size
     task = Task(id="check", prompt=user_prompt("check"))
     view = GroupView(task=task, budget=budget, budget_left=budget, rollouts=(), vocab_size=1)
@@ -119,7 +119,7 @@ def _whole_group_rewards(components: Components, config: Config) -> Iterator[str
     for reward in components.scorer.rewards:
         if not getattr(reward.reward, "per_rollout", False):
             yield (
-                f"rewards.{reward.name}: judges whole groups (per_rollout is False), and branch_policy="
+                f"rewards.{reward.name}: judges complete groups (per_rollout is False), and branch_policy="
                 f"{config.branch_policy.name} needs the reward of each rollout as soon as it ends; choose a reward "
                 "that judges each rollout by itself, or another branch policy"
             )

@@ -21,14 +21,14 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import device_kind, load_model
 from ramet.plugins import load_plugins
 
-# As `TorchEngine` says of itself (a test holds them together).
+# As `TorchEngine` declares (a test compares them).
 TORCH = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS})
 
 
 class EngineBuilder(Protocol):
     """What the registry makes of an engine's name and its options."""
 
-    loads_weights: bool  # of `model.path`; False: the engine is somewhere else
+    loads_weights: bool  # of `model.path`; False: the engine is elsewhere
 
     def check(self, config: Config) -> list[str]:
         """Problems of this machine with the engine, without building it."""
@@ -49,7 +49,7 @@ class TorchBuilder:
     loads_weights = True
 
     def check(self, config: Config) -> list[str]:
-        """Check `model.attention`: the engine has one of its own, but loads the model with the configured one."""
+        """Check `model.attention`: the engine has its own attention, but loads the model with the configured one."""
         device = None if config.cluster.address is not None else device_kind(config.model)
         return check_attention(config.model, device=device, described=read_config(config.model))
 

@@ -1,7 +1,7 @@
 """The prompts of a run's tasks, and tags in them that name no tool of the run.
 
-A model whose prompt names a tool that does not exist invents its results. Such a system prompt of ours is refused;
-if prompts of tasks do it, one warning lists the tags and the tasks.
+A model whose prompt names a tool that does not exist invents its results. Such a configured system prompt is refused;
+for prompts of tasks, one warning lists the tags and the tasks.
 """
 
 from __future__ import annotations

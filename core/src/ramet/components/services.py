@@ -22,7 +22,7 @@ class Limiters(Protocol):
 
 @dataclass(slots=True)
 class LocalLimiters:
-    """Limiters for runs within one process, and inside the process that holds them for all others."""
+    """Limiters for runs within one process, and inside the process that keeps them for all others."""
 
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 

@@ -69,7 +69,7 @@ async def open_tools(
 ) -> Toolbox:
     """All configured tools, ready to be called. `expected`: by set, the schemas found before the start.
 
-    `for_schemas` starts sets alone. Raises `ConfigError` for names that are used twice, `PluginError` for broken
+    `for_schemas` starts only sets. Raises `ConfigError` for names that are used twice, `PluginError` for broken
     components, `InfraError` if a set cannot be reached.
     """
     box = Toolbox()
@@ -177,8 +177,8 @@ def _compare(label: str, before: Schemas, after: Schemas) -> None:
 class ToolNames:
     """Names and schemas of the configured tools, known before the start. `sets`: schemas of the tools of each set.
 
-    `stateful`: tools that hold states of rollouts. `are_started`: one of the tools has a `start`, or there is a set,
-    whose tools may have one; they may ask for a limiter there.
+    `stateful`: tools with states of rollouts. `are_started`: one of the tools has a `start`, or there is a set, whose
+    tools may have one; they may ask for a limiter there.
     """
 
     schemas: Mapping[str, ToolSchema] = field(default_factory=dict)
@@ -193,17 +193,15 @@ class ToolNames:
         return [*self.schemas, *(name for name in self.sets if name not in self.schemas)]
 
     def of(self, task: Task) -> list[ToolSchema]:
-        """The tools that a task may use: those of its row, or configured ones."""
+        """The tools that a task may use: its row's, or configured ones."""
         return self.allowed(task.tools) if task.schemas is None else list(task.schemas)
 
     def unanswered(self, tasks: Iterable[Task]) -> list[str]:
-        """A problem if tasks describe tools of their own, and nothing answers their calls, or not from where it is
-        named.
-        """
+        """A problem if tasks describe tools, and no configured tool of the right name answers their calls."""
         described = [task for task in tasks if task.schemas]
         if described and FROM_ROW not in self.schemas:
             return [
-                f"tools: rows describe tools of their own (task {described[0].id!r} is the first); name what answers "
+                f"tools: rows describe tools (task {described[0].id!r} is the first); name what answers "
                 f"their calls, as in tools=[{FROM_ROW}]"
             ]
         if described and self.results is not None and all(self.results not in task.metadata for task in described):

@@ -20,7 +20,7 @@ class EntropyScale(StrEnum):
 
 
 def entropy_change(now: Sequence[float], before: Sequence[float], scale: EntropyScale, vocab_size: int) -> float:
-    """The scaled sum of `now - before`, in nats, over the positions that both have; 0 if there are none.
+    """The scaled sum of `now - before`, in nats, over the positions that both have; 0 without any.
 
     Positive: less certain than before.
     """

@@ -73,8 +73,8 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
     """A tool from a function: its signature and docstring become the schema, its return value the text.
 
     Parameters must be annotated with str, int, float, bool, list or dict (or one of them `| None`). A plain function
-    runs in a thread. What it raises goes to the model as a text, except what failed outside (`is_outage`): that masks
-    the rollout. Raises `TypeError` for another signature.
+    runs in a thread. The model gets its exceptions as a text, except outages (`is_outage`): they mask the rollout.
+    Raises `TypeError` for another signature.
     """
     hints = typing.get_type_hints(function)
     properties, required, nullable = {}, [], []
@@ -96,15 +96,15 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether what a function tool raised is a failure of a service, a network, a disk or the machine.
+    """Whether a function tool's exception is a failure of a service, a network, a disk or the machine.
 
-    All else goes to the model: what it wrote can make a function raise nearly anything, and must not mask its rollout.
+    The model gets all others: its arguments can make a function raise nearly anything, and must not mask its rollout.
     """
     return _is_outage(error, frozenset())
 
 
 def _is_outage(error: BaseException, seen: frozenset[int]) -> bool:
-    """Check an error and its causes, which may form a circle (`raise e from e`): `seen` holds those above it."""
+    """Check an error and its causes, which may form a circle (`raise e from e`): `seen`: the errors above it."""
     if id(error) in seen:
         return False  # an outage in the circle is found where the error was met first
     seen |= {id(error)}
@@ -135,11 +135,11 @@ def _is_network_outage(error: BaseException, seen: frozenset[int]) -> bool:
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` in a thread of its own and wait for it, so that the event loop continues. Raises what it raises.
+    """Call `function` in a separate thread and wait for it, so that the event loop continues. Raises its exceptions.
 
     A thread cannot be ended: when the call is cancelled (a time-out, a deadline), it is not waited for any more and
     what it returns is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and
-    the end of the run. Context variables are those of the caller.
+    the end of the run. Context variables are the caller's.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -165,7 +165,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """A future cannot hold every exception: asyncio would raise one that ends the program out of its own loop."""
+    """A future cannot keep every exception: asyncio would raise one that ends the program out of its own loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)

@@ -1,8 +1,8 @@
 """Scores of rollouts and statistics of their groups, for advantage estimators. Works on tensors and imports no torch.
 
-Statistics are taken over the rows that are given: a rollout that infrastructure failed is no row, so it changes no
-baseline. The core leaves groups of one out before an estimator sees them; called with one nevertheless, an estimator
-takes 0 for its mean and 1 for its standard deviation.
+Statistics are over the given rows: a rollout that infrastructure failed has no row, so it changes no baseline. The core
+leaves groups of one out before an estimator sees them; called with one nevertheless, an estimator takes 0 for its mean
+and 1 for its standard deviation.
 """
 
 from __future__ import annotations

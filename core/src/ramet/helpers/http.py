@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 MAX_REPLY = 64 << 20  # bytes
 MAX_EXPLANATION = 1 << 16  # bytes of a reply with another status than 200
 CONNECT_S = 15.0
-AGAIN = {408, 409, 425, 429}  # besides 5xx: states that pass
+AGAIN = {408, 409, 425, 429}  # like 5xx: states that pass
 SHOWN = 300  # characters of a server's error text
-_PASSWORD = re.compile(r"//[^/?#\s]*@")  # also that of a proxy, whose address aiohttp puts into its errors
+_PASSWORD = re.compile(r"//[^/?#\s]*@")  # also a proxy's, whose address aiohttp puts into its errors
 
 
 class HttpFailure(Exception):
@@ -55,8 +55,9 @@ class HttpFailure(Exception):
 class HttpClient:
     """Connections of one event loop, opened with the first request.
 
-    Messages begin with `who` and hold neither `secret` nor passwords. `environment`: proxies and ~/.netrc are looked up
-    with every request. `resolver` looks the names of hosts up for every connection, so that it can refuse an address.
+    Messages begin with `who` and contain neither `secret` nor passwords. `environment`: proxies and ~/.netrc are looked
+    up with every request. `resolver` looks the names of hosts up for every connection, so that it can refuse an
+    address.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ def _explained(content: bytes) -> str:
 def retry_after_s(value: str | None) -> float | None:
     """Return how many seconds from now a `Retry-After` asks to wait; None if it cannot be read.
 
-    The header holds seconds or a date (RFC 9110, 10.2.3).
+    The header has seconds or a date (RFC 9110, 10.2.3).
     """
     if not value:
         return None

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """What `PerLoop` holds."""
+    """A value of `PerLoop`."""
 
     async def aclose(self) -> None: ...
 

@@ -4,8 +4,8 @@ A process runs one module of a plugin, and talks in JSON lines through `Caller`:
 each request with one line. Threads wait for the processes, so a pool belongs to no event loop.
 
 Why a request has no result decides what its caller makes of it. Work that used its CPU time up, or crashed its process,
-is the request's doing (`ProcessLost.by_request`). A process that got no CPU time, or that something else killed, is the
-host's: nothing was judged.
+is the request's fault (`ProcessLost.by_request`). A process that got no CPU time, or was killed for another reason, is
+the host's: nothing was judged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BY_REQUEST = ("SIGPROF", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # 
 
 
 class ProcessLost(Exception):
-    """A request without result. `by_request`: what was asked ended the process, or its caller was cancelled."""
+    """A request without result. `by_request`: the request ended the process, or its caller was cancelled."""
 
     def __init__(self, message: str, *, by_request: bool) -> None:
         super().__init__(message)
@@ -218,7 +218,7 @@ class _Process:
 
     def kill(self) -> None:
         """The process, and what it has started itself."""
-        if self._process.returncode is None:  # else its id may be another process's by now
+        if self._process.returncode is None:  # otherwise its id may be another process's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

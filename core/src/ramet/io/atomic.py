@@ -1,8 +1,8 @@
-"""Files that are replaced at once: after a kill or a power cut a file holds its old bytes or its new ones.
+"""Files that are replaced at once: after a kill or a power cut a file has its old bytes or its new ones.
 
 The new bytes go to a temporary file `.NAME.RANDOM.tmp` in the same folder, which is synced and renamed; then the folder
-is synced, which makes the rename durable. The temporary file is created exclusively under a random name, so no link or
-file that somebody prepared is written to, and a target that is a link is replaced, never followed.
+is synced, which makes the rename durable. The temporary file is created exclusively under a random name, so it never
+writes to a prepared link or file. A target that is a link is replaced, never followed.
 
 Folders likewise: `temporary_folder` is renamed when it is complete, `remove_folder` renames before it deletes.
 """
@@ -34,8 +34,8 @@ def write_file(path: Path, data: bytes | str, *, private: bool = False) -> None:
 def open_atomic(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends, and is deleted if the block raises.
 
-    It is never readable or writable for more users than the file that it replaces, nor than the umask allows, and for
-    its owner alone if `private`. Missing parent folders are made. An `OSError` names `path`.
+    It is never readable or writable for more users than the file that it replaces, nor than the umask allows, and only
+    for its owner if `private`. Missing parent folders are made. An `OSError` names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_path(path)
@@ -74,7 +74,7 @@ def sync(path: Path) -> None:
 
 
 def share_rights(folder: Path) -> None:
-    """Let those who may read the folder read its files: safetensors makes its own for their owner alone."""
+    """Let those who may read the folder read its files: safetensors makes its files for their owner only."""
     allowed = folder.stat().st_mode & 0o666
     for path in folder.iterdir():
         if path.is_file() and not path.is_symlink():

@@ -25,10 +25,10 @@ def json_text(value: Any) -> str:
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> int:
-    """Append `line`, ASCII without its end, whole or not at all: a failed write (full disk) is cut off again. Returns
-    the byte at which it begins.
+    """Append `line`, ASCII without its end, completely or not at all: a failed write (full disk) is cut off again.
+    Returns the byte at which it begins.
 
-    It is on disk when this returns; without `sync` it survives the end of this process, but not that of the machine. An
+    It is on disk when this returns; without `sync` it survives the end of this process, but not of the machine. An
     `OSError` names `path`.
     """
     data = line.encode("ascii") + b"\n"

@@ -20,7 +20,7 @@ CHUNK = 4096  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRow:
-    """One row as it is in the file. `problem` is why it could not be read; then there are no values."""
+    """One row as it is in the file. `problem` is why it could not be read; then it has no values."""
 
     number: int  # from 1: the line of JSON lines, the element of a JSON array, the row of a parquet file
     values: dict[str, Any]
@@ -38,7 +38,7 @@ class _Constant(str):
 
 
 def read_json_rows(path: Path) -> Iterator[DataRow]:
-    """All rows in order; blank lines are none. A file whose first character is `[` is one array.
+    """All rows in order, without blank lines. A file whose first character is `[` is one array.
 
     Raises `UnreadableFile` and `OSError`.
     """
@@ -79,7 +79,7 @@ def _refuse_object(path: Path) -> None:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return
-    if isinstance(content, dict) and not too_deep(content):  # a first line that is: its own problem says so
+    if isinstance(content, dict) and not too_deep(content):  # a first line that is too deep has its own problem
         lists = [name for name, value in content.items() if isinstance(value, list)]
         where = f", as those of its key {lists[0]!r} may be" if len(lists) == 1 else ""
         raise UnreadableFile(f"one JSON object; rows are one object on each line, or one array of objects{where}")

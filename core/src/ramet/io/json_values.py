@@ -18,7 +18,10 @@ _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # made once: `j
 
 
 def visible_lines(text: str) -> Iterator[str]:
-    """The lines of a text for a terminal: what is invisible or would steer it is written as an escape."""
+    """The lines of a text for a terminal:
+
+    invisible characters, and those that would steer it, are written as escapes.
+    """
     for line in text.split("\n"):
         yield line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
@@ -62,7 +65,7 @@ def json_fault(value: Any) -> str | None:
     """
     try:
         if type(value) is dict and TEXT.issuperset(map(type, chain(value, value.values()))):
-            "".join(chain(value, value.values())).encode()  # texts alone have no other fault
+            "".join(chain(value, value.values())).encode()  # texts have no other fault
         else:
             _strict.encode(value).encode()
     except UnicodeEncodeError:
@@ -77,7 +80,7 @@ def json_fault(value: Any) -> str | None:
 def as_object(value: Any) -> dict[str, Any]:
     """Return a dataclass as a dict of its fields, for `json.dumps(…, default=as_object)`.
 
-    Without the copies that `asdict` makes of everything in it. Raises `TypeError` for anything else.
+    Without the copies that `asdict` makes of everything in it. Raises `TypeError` otherwise.
     """
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

@@ -1,4 +1,4 @@
-"""The last line of a terminal, drawn again and again, while whole lines are printed above it by anyone.
+"""The last line of a terminal, drawn again and again, while full lines are printed above it by anyone.
 
 Not `rich.live`: it hides the cursor, which a process that ends at once leaves hidden (a second Ctrl-C); it sends what
 is written to stderr to stdout; and it breaks the lines that others print at the width of the terminal.

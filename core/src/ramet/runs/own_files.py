@@ -46,14 +46,14 @@ def check_run_folder(path: Path) -> None:
         read_manifest(path / MANIFEST)
         if links := [name for name in NO_LINKS if (path / name).is_symlink()]:
             raise ConfigError(
-                f"run directory {str(path)!r} holds links ({', '.join(links)}), and a run writes only into its own "
+                f"run directory {str(path)!r} contains links ({', '.join(links)}), and a run writes only into its own "
                 "directory; replace the links by their targets, or choose another run.name"
             )
         return
     if foreign := sorted(_foreign(path)):
         shown = ", ".join(foreign[:SHOWN]) + (", …" if len(foreign) > SHOWN else "")
         raise ConfigError(
-            f"run directory {str(path)!r} holds what no run has written ({shown}), and no {MANIFEST} of a run; choose "
+            f"run directory {str(path)!r} contains files that no run has written ({shown}), and no {MANIFEST} of a run; choose "
             "another run.name or run.root"
         )
 

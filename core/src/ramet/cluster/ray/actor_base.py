@@ -1,7 +1,7 @@
-"""What all actors are given and can do: the driver's environment, pings, and logs that the next ping returns.
+"""The common part of all actors: the driver's environment, pings, and logs that the next ping returns.
 
-`ping` is answered by a thread of its own, which separates a process that computes from one that is stuck. Errors are
-raised by methods, never by `__init__`: only a method's error reaches the driver as it was. Nothing here needs torch.
+A separate thread answers `ping`, which distinguishes a process that computes from one that is stuck. Errors are raised
+by methods, never by `__init__`: only a method's error reaches the driver as it was. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _LogBuffer(logging.Handler):
 
 
 def in_group(group: str) -> Callable[[F], F]:
-    """Let a method run in a concurrency group of its own. The type of the method stays what it is."""
+    """Let a method run in a separate concurrency group. The type of the method does not change."""
     return cast(Callable[[F], F], ray.method(concurrency_group=group))
 
 

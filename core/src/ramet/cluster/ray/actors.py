@@ -1,4 +1,4 @@
-"""The actors, which are the workers' processes. They are thin: each holds a part of the in-process backend."""
+"""The actors, which are the workers' processes. They are thin: each has a part of the in-process backend."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class RolloutActor(Actor):
         return groups
 
     def _check_engine(self, groups: Sequence[Group]) -> None:
-        """Raise `WorkerLost` if the engine failed for good and rollouts are masked: else this worker, always idle,
-        would be given one group after the other, and mask them all.
+        """Raise `WorkerLost` if the engine failed for good and rollouts are masked. Otherwise this worker, always idle,
+        would get one group after the other, and mask them all.
         """
         if any(rollout.fault is not None for group in groups for rollout in group.rollouts):
             self._check_failure()
@@ -94,7 +94,7 @@ class RolloutActor(Actor):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Call `_check_failure` if the block raises `InfraError`: the engine may have died since it played."""
+        """Call `_check_failure` if the block raises `InfraError`: the engine may have died since its last rollout."""
         try:
             yield
         except InfraError:

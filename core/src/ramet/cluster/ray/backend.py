@@ -38,7 +38,7 @@ class RayBackend:
         score_s: float = 0.0,
         method: RolloutMethod | None = None,
     ) -> RayBackend:
-        """Called in the main thread. Raises `ConfigError` if there is no room for the workers, or if nodes differ."""
+        """Called in the main thread. Raises `ConfigError` without room for the workers, or if nodes differ."""
         pool = WorkerPool(config, with_policy=True, folder=folder, shares_limiters=shares_limiters)
         try:
             await pool.reserve()

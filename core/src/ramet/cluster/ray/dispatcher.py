@@ -1,4 +1,4 @@
-"""The choice of the rollout worker that plays the next group."""
+"""The choice of the rollout worker that runs the next group."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What workers take over from the driver's process: settings, keys, modules, folder, plugins, log level.
+"""Parts of the driver's process that workers take over: settings, keys, modules, folder, plugins, log level.
 
-Settings that must hold from the start of a process go into Ray's `runtime_env`, which Ray writes to its logs. All other
-variables of the driver, secrets among them, come with the actor's arguments, and are set where the node has no value.
+Settings that must apply from the start of a process go into Ray's `runtime_env`, which Ray writes to its logs. All
+other variables of the driver, secrets among them, come with the actor's arguments, and are set where the node has no
+value.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PluginRow = tuple[str, str, str]  # name, distribution, version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverEnvironment:
-    """Captured on the driver, applied in every actor before it does anything else."""
+    """Captured on the driver, applied first in every actor."""
 
     variables: dict[str, str]
     sys_path: tuple[str, ...]

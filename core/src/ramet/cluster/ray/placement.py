@@ -1,7 +1,7 @@
 """Placement of workers: bundles of CPUs and GPUs that Ray reserves before anything starts.
 
-The policy's ranks, with the reference's and the critic's shards, are packed on as few nodes as hold them; engines are
-spread. Co-located engines share the bundles of the ranks with whose GPUs they alternate.
+The policy's ranks, with the reference's and the critic's shards, are packed on as few nodes as have room for them;
+engines are spread. Co-located engines share the bundles of the ranks with whose GPUs they alternate.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ class WorkerPlacement:
         return PlacementSlot(self.groups[-1], number, self._cpus, gpus)
 
     def shared_slots(self, number: int) -> range:
-        """Slots of the policy whose GPUs a co-located engine uses; the first if it has its own, or there are none."""
+        """Slots of the policy whose GPUs a co-located engine uses; the first if it has its own, or without policy."""
         if not self._colocate:
             return range(1)
         return range(number * self._per_engine, (number + 1) * self._per_engine)
 
     async def reserve(self, timeout_s: float) -> None:
-        """Raises `ConfigError` if there is no room, at once if the cluster cannot grow."""
+        """Raises `ConfigError` without room, at once if the cluster cannot grow."""
         if any(amount > _total(resource) + 1e-6 for resource, amount in self._requested().items()):
             if self._is_own:
                 raise ConfigError(self._no_room("it has less in all"))
@@ -128,7 +128,7 @@ class WorkerPlacement:
     def _count_threads(self) -> None:
         """How many threads each rank computes with, unless the user says so: the cores of its node, shared equally by
         the workers on it. Engines that are left out count as spread over all nodes: a replay's ranks compute with as
-        many threads as those of its run, on one node surely.
+        many threads as its run's ranks, surely on one node.
         """
         nodes = [_nodes_of(group) for group in self.groups]
         cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in _alive()}

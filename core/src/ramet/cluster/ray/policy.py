@@ -65,7 +65,7 @@ class RayRanks:
         await self.call(PolicyActor.start, address)
 
     def ranks_beside(self, engine: int) -> list[int]:
-        """The ranks on whose GPUs a co-located engine is; the first of them if it has GPUs of its own."""
+        """The ranks on whose GPUs a co-located engine is; the first of them if it has other GPUs."""
         return [self.ranks_of_slots[slot] for slot in self._pool.placement.shared_slots(engine)]
 
     def _start_worker(self, slot: int) -> RayWorker:
@@ -116,7 +116,7 @@ class RayRanks:
         if not isinstance(argument, TrainBatch | list):
             return argument
         if self._stored is None or self._stored[0] is not argument:
-            self._stored = None  # the store need not hold both
+            self._stored = None  # the store need not have room for both
             self._stored = argument, ray.put(argument)
         return self._stored[1]
 

@@ -31,7 +31,7 @@ RESTART_WINDOW_S = 1800.0
 class RolloutWorkers:
     """Workers are numbered by their slots; a replacement has the number of the worker that it replaces.
 
-    `dispatcher` has those that work. `transfer` is of engines that a policy is trained beside. `before_wake` is awaited
+    `dispatcher` has the working ones. `transfer`: for engines next to a policy in training. `before_wake` is awaited
     before co-located engines take memory, so that the policy frees its own. `restarts`: workers that were replaced.
     """
 
@@ -67,7 +67,7 @@ class RolloutWorkers:
 
     async def update_weights(self, version: int) -> None:
         """Send the policy's weights to every engine. Engines that are starting get them before their first group."""
-        assert self.transfer is not None, "engines alone have no policy"
+        assert self.transfer is not None, "without a policy no weights are sent"
         if self.before_wake is not None:  # co-located: the policy needs memory to gather them
             await self.sleep()
         self._pending = True
@@ -90,7 +90,7 @@ class RolloutWorkers:
             repeats.warn(logger, "an engine cannot sleep", message, self.info.name, by_step=True)
 
     async def wake(self) -> None:
-        """Wake the engines with the weights that were sent last, since they drop theirs."""
+        """Wake the engines with the weights that were sent last, since sleep drops them."""
         if self._asleep:
             assert self.transfer is not None and self._version is not None, "engines slept before they had weights"
             await self._wake_with(self.transfer, self._version)

@@ -1,4 +1,4 @@
-"""`ramet.cluster.interfaces.Rollouts` over several workers: whole groups go to the least loaded.
+"""`ramet.cluster.interfaces.Rollouts` over several workers: complete groups go to the least loaded.
 
 A worker that dies, or is silent, loses the groups that were running on it: another takes its place (`rollout_workers`),
 and the groups are run again with the same seeds. Part of a group is never returned.
@@ -47,7 +47,7 @@ class RayRollouts:
         method: RolloutMethod | None = None,
     ) -> None:
         """`score_s`: how long rewards may take where rollouts are scored while their group runs. `method`: the branch
-        policy's, which plays all groups of a worker together.
+        policy's, which runs all groups of a worker together.
         """
         self.workers = RolloutWorkers(pool, branching=branching, tools=tools)
         self._score_s = score_s
@@ -62,7 +62,7 @@ class RayRollouts:
 
     @classmethod
     async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
-        """Engines alone, without forks, for evaluation. Raises `ConfigError`."""
+        """Only engines, without forks, for evaluation. Raises `ConfigError`."""
         pool = WorkerPool(config, with_policy=False, folder=folder, shares_limiters=tools.are_started)
         try:
             await pool.reserve()
@@ -107,9 +107,9 @@ class RayRollouts:
         on_group: OnGroup | None,
         counts: RunCounts,
     ) -> list[Group]:
-        """Run one part, again each time its worker is lost. `deadline` None: the step has none, so a group has
-        the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played by
-        a method, rollouts of a group may start one after the other.
+        """Run one part, again each time its worker is lost. `deadline` None: the step has none, so a group has the time
+        of two rollouts: one that it may wait for in its worker, and its own, which start together. With a rollout
+        method, rollouts of a group may start one after the other.
         """
         plan, rollouts = part.plan, self.group_size(part.plan)
         size = rollouts * len(part.tasks)
@@ -120,7 +120,7 @@ class RayRollouts:
             allowed_s, key = one_by_one * self._config.rollout.deadline_s, "rollout.deadline_s"
             if deadline is not None:
                 allowed_s, key = deadline.left(), "rollout.step_deadline_s"
-            patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
+            patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have their own time-outs
             try:
                 asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s)
                 groups = await worker.call(Timeout(allowed_s + patience, key), RolloutActor.run_groups, asked)
@@ -142,7 +142,7 @@ class RayRollouts:
 
     async def metrics(self) -> dict[str, float]:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and
-        percentiles of tools are those of all calls. The counts of a lost worker are lost.
+        percentiles of tools are over all calls. The counts of a lost worker are lost.
         """
         kept, self._kept = self._kept, []
         counted = total_metrics([*kept, *await self.workers.counts()])

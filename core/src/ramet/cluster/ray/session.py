@@ -1,6 +1,6 @@
-"""The driver's connection to Ray: a cluster of its own on this machine, or an existing one (`cluster.address`).
+"""The driver's connection to Ray: a new cluster on this machine, or an existing one (`cluster.address`).
 
-Anyone who reaches the ports of a cluster can run code in it, and Ray listens on all interfaces. So a cluster of our own
+Anyone who reaches the ports of a cluster can run code in it, and Ray listens on all interfaces. So a new cluster
 requires a token that this run draws at random and that only its processes have.
 """
 

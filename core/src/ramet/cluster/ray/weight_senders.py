@@ -38,7 +38,7 @@ class Broadcaster:
     """The first rank's connection to the workers of all engines: NCCL, by vLLM's own classes, or gloo on a CPU."""
 
     def __init__(self, options: Mapping[str, Any], device: torch.device) -> None:
-        """Returns when all have joined. `options`: those of `weight_transfer.TransferSource`."""
+        """Returns when all have joined. `options`: for `weight_transfer.TransferSource`."""
         self._limit = int(options["packed_buffer_size_bytes"])
         self._group: Any
         if device.type == "cuda":

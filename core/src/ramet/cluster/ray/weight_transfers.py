@@ -4,7 +4,7 @@
   keeps them for engines that start later.
 - `ipc`: engines share GPUs with ranks (`cluster.colocate`): each rank hands chunks that it has gathered to the engine
   on its GPU, where nothing leaves the device. On a CPU, memory that processes of one machine share.
-- `nccl`: engines have GPUs of their own: the first rank broadcasts to all their workers. On a CPU, gloo.
+- `nccl`: engines have other GPUs: the first rank broadcasts to all their workers. On a CPU, gloo.
 
 With the last two an engine that starts later is sent the weights through the object store.
 """
@@ -55,13 +55,13 @@ class WeightTransfer(Protocol):
     async def send_late(self, worker: RayWorker, version: int) -> bool:
         """Send the weights to an engine that has just started. Raises `WorkerLost`.
 
-        False: they are no longer there, so it has to wait for the next ones.
+        False: the weights are gone, so it has to wait for the next ones.
         """
         ...
 
 
 class HostTransfer:
-    """Transfer through Ray's object store, which holds the weights of one version."""
+    """Transfer through Ray's object store, which keeps the weights of one version."""
 
     def __init__(self, ranks: RayRanks, timeout_s: float) -> None:
         self._ranks = ranks
@@ -105,12 +105,12 @@ class _Streamed:
         self._updates = self._ranks.updates
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
-        """Send through the object store, beside engines that may be running."""
+        """Send through the object store; other engines may be running."""
         updates = self._ranks.updates
         if self._updates != updates:
             return False
         weights = await self._ranks.call(PolicyActor.put_weights)
-        await self._ranks.call(PolicyActor.rest)  # the engines beside them need the memory again
+        await self._ranks.call(PolicyActor.rest)  # the engines next to them need the memory again
         if self._ranks.updates != updates:  # an update was before it on the ranks: these may be newer weights
             return False
         check_served(worker, await worker.call(self._timeout_s, RolloutActor.update_weights, weights, version), version)

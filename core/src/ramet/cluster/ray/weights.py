@@ -42,7 +42,7 @@ class _Crossing:
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], limit: int = CHUNK_BYTES) -> Iterator[Bucket]:
-    """Pack named tensors, in order. A bucket holds up to `limit` bytes, or one larger tensor. From a GPU, its memory is
+    """Pack named tensors, in order. A bucket has up to `limit` bytes, or one larger tensor. From a GPU, its memory is
     used again when the next but one is asked for.
     """
     staging = _Staging(limit)

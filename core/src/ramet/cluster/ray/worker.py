@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Timeout(NamedTuple):
-    """How long a call may take, and the setting that says so."""
+    """How long a call may take, and the setting of it."""
 
     seconds: float
     key: str = "cluster.timeout_s"

@@ -62,7 +62,7 @@ class WorkerPool:
         return RayLimiters(self._limiters)
 
     async def reserve(self) -> None:
-        """Wait for the slots. Raises `ConfigError` if there is no room for them."""
+        """Wait for the slots. Raises `ConfigError` without room for them."""
         await self.placement.reserve(self.timeout_s)
 
     def start(
@@ -103,8 +103,8 @@ class WorkerPool:
                 failure.exception()  # asyncio need not warn if nothing waits for it
 
     async def unless_failed(self, work: Coroutine[Any, Any, T], *, policy: bool = False) -> T:
-        """What `work` returns, or the error of `fail` as soon as that is called; `work` is cancelled then. `policy`: it
-        needs the policy alone.
+        """The result of `work`, or the error of `fail` as soon as that is called; `work` is cancelled then. `policy`:
+        it needs only the policy.
         """
         task, failure = asyncio.ensure_future(work), self._policy_failure if policy else self._failure
         try:

@@ -1,7 +1,7 @@
 """Replies kept in an SQLite file: the same request is answered once, over restarts and by all processes of a machine.
 
-Only JSON is kept, so a file that was shared runs no code. A request is known by the SHA-256 of its canonical JSON,
-which holds the model, the messages and the parameters, and not the server's address.
+Only JSON is kept, so a file that was shared runs no code. A request is known by the SHA-256 of its canonical JSON, with
+the model, the messages and the parameters, without the server's address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUSY_S = 30.0  # waited for another process that writes
 
 
 class ReplyCache:
-    """One file. All access is in one thread of its own, so that a slow disk holds no event loop up."""
+    """One file. All access is in one separate thread, so that a slow disk does not block an event loop."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,12 +35,12 @@ class ReplyCache:
         self._warned = False
 
     async def get(self, key: str) -> dict[str, Any] | None:
-        """Raises `ConfigError` if the file is no cache. One that was open and cannot be read for now knows nothing."""
+        """Raises `ConfigError` if the file is not a cache. An open one that cannot be read for now has no replies."""
         reply: dict[str, Any] | None = await self._run(self._get, key)
         return reply
 
     async def put(self, key: str, reply: Mapping[str, Any]) -> None:
-        """A reply that cannot be written (a full disk) is lost to later runs; that is said once."""
+        """A reply that cannot be written (a full disk) is lost to later runs; that is logged once."""
         await self._run(self._put, key, json.dumps(reply))
 
     async def aclose(self) -> None:

@@ -1,6 +1,7 @@
 """Requests to OpenAI-compatible servers: several at a time, retried, with a deadline, counted, and cached if asked for.
 
-What fails is ours (`InfraError`): the caller masks its rollout or leaves its answer unjudged, and never scores it 0.
+Failures are infrastructure failures (`InfraError`): the caller masks the rollout or leaves the answer unjudged, and
+never scores it 0.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ MODELS_S = 30.0
 
 
 class OpenAIClient:
-    """One per component and process. `name` is its key in messages, as `rewards.judge.params.server`; of an instance
-    with a name of its own (`rewards.second.use=judge`) they say that one.
+    """One per component and process. `name` is its key in messages, as `rewards.judge.params.server`; for a named
+    instance (`rewards.second.use=judge`) they have that name.
     """
 
     def __init__(self, options: OpenAIOptions, name: str) -> None:
@@ -60,8 +61,8 @@ class OpenAIClient:
         self._cache = None if cache is None else ReplyCache(cache)
 
     async def check(self) -> None:
-        """Open the file, and ask every server for its models. Raises `ConfigError` for what the configuration got wrong
-        (file, address, key, model), else `InfraError`. A replay asks nothing.
+        """Open the file, and ask every server for its models. Raises `ConfigError` for errors of the configuration
+        (file, address, key, model), otherwise `InfraError`. A replay asks nothing.
         """
         if is_replaying():
             return
@@ -300,7 +301,7 @@ class _Connections(HttpClient):
         self.slots = asyncio.Semaphore(options.concurrency)
 
     async def send(self, url: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        """POST with a body, else GET. Raises `HttpFailure`."""
+        """POST with a body, otherwise GET. Raises `HttpFailure`."""
         method = "GET" if body is None else "POST"
         return await self.ask(method, url, who=without_password(url), json=body, timeout_s=timeout_s)
 
@@ -346,7 +347,7 @@ class Servers:
         self.all = [Server(url) for url in urls]
 
     def choose(self, affinity: str = "", tried: Collection[Server] = ()) -> Server:
-        """Return a server that neither rests nor was tried; if there is none, the one that will have rested first.
+        """Return a server that neither rests nor was tried; without one, the one that will have rested first.
 
         Requests of one `affinity` go to one server while it works (rendezvous hashing, so that others keep theirs when
         a server is lost); without it, to the least busy one.

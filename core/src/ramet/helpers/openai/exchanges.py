@@ -29,10 +29,10 @@ class ChatExchange:
     messages: tuple[Message, ...]
     parameters: Mapping[str, Any]  # of the request
     model: str = ""  # that answered, as the server says
-    reply: str | None = None  # None: there was none
+    reply: str | None = None  # None: no reply
     finish: str = ""
     accepted: bool = False  # by the caller's check
-    error: str | None = None  # why there was no reply
+    error: str | None = None  # why it has no reply
     status: int | None = None  # of a request that the server refused for good
 
     @classmethod

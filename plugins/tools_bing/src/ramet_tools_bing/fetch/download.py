@@ -113,9 +113,7 @@ class Downloader:
                 raise ToolError(f"the page answered with HTTP {response.status}")
             kind = _kind(response.content_type)
             body, is_whole = await read_body(response, int(self.config.page_mb * 1_000_000))
-            if (
-                not is_whole and kind == "pdf"
-            ):  # the beginning of a text is a text, but the beginning of a PDF cannot be read
+            if not is_whole and kind == "pdf":  # a cut text can be read, a cut PDF cannot
                 raise ToolError(f"the page has more than {self.config.page_mb:g} MB")
             return Download(url=str(url), kind=kind, body=body, charset=response.charset)
 
