@@ -104,15 +104,15 @@ BROKEN = {
     "raises": (RAISES, "KeyError: 'lost' (raises.py:9)"),
     "unknown_hook": (
         UNKNOWN_HOOK,
-        f"PluginError: there is no hook 'register_toolz'. Did you mean 'register_tools'? Hooks: {HOOKS}",
+        f"PluginError: no hook 'register_toolz'. Did you mean 'register_tools'? Hooks: {HOOKS}",
     ),
     "misnamed_hook": (
         GOOD.format(name="good").replace("register_rewards", "register_reward"),
-        f"PluginError: there is no hook 'register_reward'. Did you mean 'register_rewards'? Hooks: {HOOKS}",
+        f"PluginError: no hook 'register_reward'. Did you mean 'register_rewards'? Hooks: {HOOKS}",
     ),
     "misnamed_function": (
         NO_MARK.format(name="good"),
-        "PluginError: 'register_reward' is no hook and would never be called. Did you mean 'register_rewards'?",
+        "PluginError: 'register_reward' is not a hook and would never be called. Did you mean 'register_rewards'?",
     ),
     "old": (
         GOOD.format(name="old").replace('"1"', '"0"'),
@@ -368,8 +368,8 @@ def test_wheels_of_before_ramet_release_are_one_error_that_says_what_to_install(
     done = workspace.ramet("plugins")
     assert done.returncode == 1
     assert done.stderr == (
-        "error: too old for this Ramet: ramet-aepo 0.1.0, ramet-arpo 0.1.0; what they had as released is a package of "
-        "its own now: pip install --upgrade ramet-aepo ramet-arpo ramet-release\n"
+        "error: too old for this Ramet: ramet-aepo 0.1.0, ramet-arpo 0.1.0; what they had as released is a separate "
+        "package now: pip install --upgrade ramet-aepo ramet-arpo ramet-release\n"
     )
 
 

@@ -160,7 +160,7 @@ REWARDS = {
                                         "register a factory that makes the object"),
     "an async generator": reward("for one in group: yield 1.0", "with `yield`, which makes it an async generator", line=False),
     "NaN": reward("return [float('nan') for _ in group]", "give a finite number, or None for not judged"),
-    "1e39": reward("return [1e39 for _ in group]", "with 1e+39: give a number that float32 holds, up to 3.4e38"),
+    "1e39": reward("return [1e39 for _ in group]", "with 1e+39: give a number that fits float32, up to 3.4e38"),
     "text": reward("return ['1' for _ in group]", "with '1': give a float, a Score, or None"),
     "a mapping": reward("return {r.id: 1.0 for r in group}", "returned dict: return a list with one score per rollout"),
     "one number": reward("return 1.0", "returned float: return a list with one score per rollout"),

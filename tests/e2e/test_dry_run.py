@@ -80,7 +80,7 @@ def test_the_files_of_the_plan_are_those_of_the_run(ramet, workspace, tmp_path: 
     assert {path.name for path in (tmp_path / "runs/short").iterdir()} == names
     before = everything(tmp_path)
     ended = ramet(*command, "train.steps=2", "--dry-run", cwd=tmp_path)
-    assert "runs/short (continues with what is there)" in ended.out
+    assert "runs/short (continues with its files)" in ended.out
     refused = ramet(*command, "run.seed=12", "--dry-run", cwd=tmp_path)
     assert refused.code == 1 and "run.seed was 11, is 12" in refused.err
     assert everything(tmp_path) == before
@@ -130,8 +130,8 @@ def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there
     assert problem.startswith("memory: cuda 0 (policy and engine) would need") and "what helps most" in problem
     ended = ramet(*command, "--on", "80", cwd=tmp_path)
     assert ended.errors == [
-        "--on: '80' is no machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or 2x8x80GiB (GiB, "
-        "GB, MiB)"
+        "--on: '80' is not a machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or 2x8x80GiB "
+        "(GiB, GB, MiB)"
     ]
     ended = ramet(*command[:-1], "--on", "1x80GiB", cwd=tmp_path)
     assert ended.errors == ["--on: a machine is named for a dry run of one configuration; add --dry-run, without -m"]

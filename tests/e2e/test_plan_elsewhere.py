@@ -13,7 +13,7 @@ QWEN_7B = {  # facts of the published config.json
     "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
     "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
 }  # fmt: skip
-WEIGHTS = "weights in model: whether they are whole, and those of the model that config.json describes"
+WEIGHTS = "weights in model: whether they are complete, and belong to the model that config.json describes"
 TOKENIZER = (
     "tokenizer in model: how many tokens prompts have, the chat template, and whether its vocabulary fits the model"
 )

@@ -189,6 +189,7 @@ def test_defaults_fit_themselves_to_a_small_model(ramet, keys: list[str], tmp_pa
     assert long.code == 1
     [error] = long.errors
     assert re.fullmatch(
-        r"the question makes a prompt of \d+ tokens, and model and engine hold 256 with the response; ask for less",
+        r"the question makes a prompt of \d+ tokens, and model and engine have room for 256 with the response; "
+        r"ask for less",
         error,
     )

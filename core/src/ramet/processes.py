@@ -9,7 +9,7 @@ There are two ways, depending on whose code runs in the child:
 
 Both need Linux for all that they can do; elsewhere `end_with_owner` looks twice a second, and a reaper finds nothing.
 
-This file is also the helper process's script, started without site-packages: it imports the standard library alone.
+This file is also the helper process's script, started without site-packages: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def end_with_owner() -> None:
 
     def end() -> None:
         for pid, started in between:
-            if _started(pid) == started:  # else it has ended, and its id may be another process's by now
+            if _started(pid) == started:  # otherwise it has ended, and its id may be another process's by now
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -86,7 +86,7 @@ def end_by_parent_alone() -> None:
 
 
 def when_ended(pid: int, then: Callable[[], None]) -> None:
-    """Call `then` in a thread of its own once this process has ended, also if it had when this was called."""
+    """Call `then` in a separate thread once this process has ended, also if it had when this was called."""
     wait = _waiter(pid)
 
     def run() -> None:
@@ -122,7 +122,7 @@ def _poll(pid: int) -> None:
 
 
 def _ancestors_below(owner: int) -> list[int]:
-    """Processes between this one and its ancestor `owner`; none if that is no ancestor (it may have ended already)."""
+    """Processes between this one and its ancestor `owner`; none if that is not one (it may have ended already)."""
     between = []
     pid = os.getppid()
     while pid not in (owner, 0):
@@ -137,7 +137,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _started(pid: int) -> str | None:
-    """Start of the process in ticks since that of the machine; None if it ended. Processes of one id differ in it."""
+    """Start of the process in ticks since the machine's start; None if it ended. Processes of one id differ in it."""
     fields = _stat(pid)
     return fields[19] if fields else None
 
@@ -148,7 +148,7 @@ def _stat(pid: int) -> list[str]:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # the name, in brackets, may hold anything
+    return text.rpartition(")")[2].split()  # the name, in brackets, may have any characters
 
 
 class ProcessReaper:

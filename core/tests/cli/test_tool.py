@@ -63,7 +63,7 @@ def test_a_call_prints_its_result_and_ends_with_a_code_that_says_whose_fault_it_
 def test_arguments_as_json_for_a_tool_of_one_text_are_taken_as_the_text_with_a_hint(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    hint = "tool call: say takes one text, text, and was given the JSON object as that text; write the text alone"
+    hint = "tool call: say takes one text, text, and was given the JSON object as that text; write only the text"
     for text, hints in (('{"text": "a"}', 1), ('{"other": "a"}', 0), ("{}", 0), ("{a}", 0)):
         assert main(["tool", "call", "say", text]) == 0
         assert capsys.readouterr().out == f"{text}\n"

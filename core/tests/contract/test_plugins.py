@@ -97,7 +97,7 @@ def undecorated(register: Register[Any]) -> None:
         (raising(SystemExit(3)), "SystemExit: 3"),
         (
             lambda: module(register_toolz=unknown_hook),
-            "there is no hook 'register_toolz'. Did you mean 'register_tools'",
+            "no hook 'register_toolz'. Did you mean 'register_tools'",
         ),
         (lambda: module(register_tools=wrong_argument), "registry"),
         (lambda: module(register_tools=raises), "KeyError: 'lost'"),

@@ -117,7 +117,7 @@ def test_a_limit_of_a_tool_that_there_is_not_is_told(caplog: pytest.LogCaptureFi
         ({"sampling": {"temprature": 1.0}}, "info.sampling['temprature'] is 1.0: no such key; allowed: temperature"),
         ({"sampling": {"top_p": 2}}, "info.sampling['top_p'] is 2: must be "),
         ({"sampling": {"top_k": float("inf")}}, "info.sampling['top_k'] is inf: must be a finite number"),
-        ({"prompt": "Answer!"}, "info.prompt is 'Answer!': must hold {question}"),
+        ({"prompt": "Answer!"}, "info.prompt is 'Answer!': must contain {question}"),
     ],
 )
 def test_what_a_benchmark_says_wrongly_of_itself_is_named_with_its_plugin(changes: dict[str, Any], said: str) -> None:

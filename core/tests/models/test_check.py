@@ -136,7 +136,7 @@ def test_a_generation_config_that_could_not_be_saved_again_is_a_problem_before_t
             ["checkpoints/step_000002/x"],
             "it has no model yet, and `ramet export runs/a FOLDER` writes one of its newest checkpoint",
         ),
-        ([], "there is no model in it"),
+        ([], "no model is in it"),
     ],
 )
 def test_the_directory_of_a_run_leads_to_its_model(

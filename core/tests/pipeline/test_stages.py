@@ -82,8 +82,8 @@ def test_pipelines_are_found_by_name_and_by_path(workdir: Path) -> None:
         ("stages: {a: {job: trian}}", [], "stage a: job: 'trian'; allowed: sft, train, eval, export"),
         ("stages: {a.b: {job: sft}}", [], "stage a.b: a name has letters"),
         ("stages: {LOCK: {job: sft}}", [], "stage LOCK: a name has letters"),
-        ("stages: {a: {job: export, run: runs/x}}", [], "has exports alone"),
-        ("stages: {a: &b {job: sft}, c: *b}", [], "holds YAML aliases"),
+        ("stages: {a: {job: export, run: runs/x}}", [], "has only exports"),
+        ("stages: {a: &b {job: sft}, c: *b}", [], "has YAML aliases"),
         ("stages: {a: {job: sft, run.name: x}}", [], "stage a: run.name: the pipeline decides"),
         ("stages: {a: {job: sft, run: {root: x}}}", [], "stage a: run.root: the pipeline decides"),
         ("stages: {a: {job: sft, ++run.name: x}}", [], "stage a: '++run.name': must be a key"),
@@ -100,7 +100,7 @@ def test_pipelines_are_found_by_name_and_by_path(workdir: Path) -> None:
         (TWO.replace("sft.model", "rl.model"), [], "${stages.rl.model}: no stage before it hands this on"),
         (TWO + "  out: {job: export, step: 3}\n", [], "stage out: step: an export reads run, dtype"),
         (TWO + "  out: {job: export}\n", [], "stage out: run: missing"),
-        (TWO, ["x:train.steps=1"], "x:train.steps: there is no such stage; stages: sft (sft), rl (train)"),
+        (TWO, ["x:train.steps=1"], "x:train.steps: no such stage; stages: sft (sft), rl (train)"),
         (TWO, ["evaluate.k=3"], "evaluate.k: no stage reads it"),
         (TWO, ["rl:run.root=x"], "stage rl: run.root: the pipeline decides"),
         (TWO, ["run.name=a/b"], "run.name=a/b: allowed"),
@@ -153,12 +153,12 @@ def test_no_folder_and_no_export_of_the_user_is_taken(workdir: Path) -> None:
     mine = pipeline.folder / "LOCK"
     mine.parent.mkdir(parents=True)
     mine.write_text("a lock of mine")
-    with pytest.raises(ConfigError, match=r"runs/mine holds what no pipeline has written \(LOCK\)"):
+    with pytest.raises(ConfigError, match=r"runs/mine has files that no pipeline has written \(LOCK\)"):
         check_pipeline(pipeline)
     assert mine.read_text() == "a lock of mine"
 
     mine.rename(pipeline.folder / "report.html")
-    with pytest.raises(ConfigError, match=r"holds what no pipeline has written \(report\.html\)"):
+    with pytest.raises(ConfigError, match=r"has files that no pipeline has written \(report\.html\)"):
         check_pipeline(pipeline)
     (pipeline.folder / "sft").mkdir()  # the report is of the pipeline's, whose lock was deleted
     with pytest.raises(ConfigErrors, match=r"stage rl: data\.train"):

@@ -53,7 +53,7 @@ def test_a_job_without_mistakes_is_not_refused(given: Callable[..., Resolved]) -
             "sft.data: u.jsonl: no such file (working directory: {here})",
         ),
         ("sft", {"sft": SftConfig(data=["t.jsonl"], valid=["u.jsonl"])}, "sft.valid: u.jsonl: no such file "),
-        ("sft", {"run": RunConfig(name="a")}, "the run directory holds a `ramet train` run, "),
+        ("sft", {"run": RunConfig(name="a")}, "the run directory has a `ramet train` run, "),
         ("train", {"rewards": {}}, "rewards: none chosen; training needs at least one, as in rewards=[NAME]"),
     ],
 )

@@ -164,7 +164,7 @@ def test_what_cannot_fit_is_refused_with_what_helps_most(sft_7b: Build) -> None:
     assert said == (
         "memory: cuda 0 to 7 (policy) would need 21.6 GiB in the phase 'update', and has 16.0 GiB (optimiser 7.1, "
         "weights 5.3, gathered weights 2.8, working memory 2.0, gradients 1.8, activations 1.8, CUDA contexts 0.500, "
-        "reserved and unused 0.328); what helps most, each alone: sft.strategy=zero3_offload (7.4 GiB), "
+        "reserved and unused 0.328); what helps most, each by itself: sft.strategy=zero3_offload (7.4 GiB), "
         "sft.lora_rank=32 (9.3 GiB), sft.max_tokens=2048 (21.3 GiB)"
     )
     (said,) = check_memory(estimate_sft(sft_7b(strategy="none", workers=1)))

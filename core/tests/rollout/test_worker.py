@@ -264,8 +264,8 @@ async def _claims_a_fault(state: RolloutState, ctx: StepContext) -> StepResult:
     [
         (_returns_none, "returned NoneType: return a StepResult"),
         (_claims_a_fault, "stop is StopReason.FAULT: let the InfraError pass instead"),
-        (_gives(insert="text"), "insert holds 'text': use Markup and Untrusted"),
-        (_gives(insert=("text",)), "insert holds ('text',): use Markup and Untrusted"),
+        (_gives(insert="text"), "insert has 'text': use Markup and Untrusted"),
+        (_gives(insert=("text",)), "insert has ('text',): use Markup and Untrusted"),
         (_gives(stop="end"), "stop is 'end': use a StopReason"),
         (_gives(stop=StopReason.END, answer=5), "answer is 5: give a string"),
     ],

@@ -171,7 +171,7 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, text: str):
         ("a: [1", "while parsing a flow sequence in"),
         (
             "a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n",
-            "holds YAML aliases, few of which may expand to millions of values; Ramet writes none",
+            "has YAML aliases, few of which may expand to millions of values; Ramet writes none",
         ),
         ("\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
     ],

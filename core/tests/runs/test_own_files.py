@@ -36,8 +36,8 @@ def test_a_folder_that_holds_anything_but_a_run_is_refused_and_left_alone(tmp_pa
     with pytest.raises(ConfigError) as caught:
         RunDir.open(tmp_path, "mine")
     assert str(caught.value) == (
-        f"run directory {str(tmp_path / 'mine')!r} contains files that no run has written ({shown}), and no manifest.json of a "
-        "run; choose another run.name or run.root"
+        f"run directory {str(tmp_path / 'mine')!r} has files that no run has written ({shown}), and no manifest.json "
+        "of a run; choose another run.name or run.root"
     )
     assert snapshot(tmp_path) == before
 

@@ -260,9 +260,7 @@ def test_what_a_later_process_would_go_on_from(tmp_path: Path, job: str, left: l
 def test_the_directory_of_another_job_is_refused(manifest: Callable[..., Manifest], state: Callable[..., RunState]):
     other = manifest()
     other.job = "sft"
-    assert check_resume(state(record=other), state()) == [
-        "the run directory holds a `ramet sft` run, not `ramet train`"
-    ]
+    assert check_resume(state(record=other), state()) == ["the run directory has a `ramet sft` run, not `ramet train`"]
 
 
 def test_a_resume_reads_what_the_directory_recorded(

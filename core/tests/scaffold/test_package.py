@@ -96,7 +96,7 @@ def test_a_name_that_is_offered_already_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"is not empty \(it holds 'mine.txt'\)"):
+    with pytest.raises(ConfigError, match=r"is not empty \(it has 'mine.txt'\)"):
         write_package("tool", "weather", tmp_path)
     with pytest.raises(ConfigError, match="is a file"):
         write_package("tool", "weather", tmp_path / "mine.txt")

@@ -394,7 +394,7 @@ def test_a_plugin_that_hangs_is_named_and_the_others_are_checked(plugin: Callabl
         check_plugin("mine", limit_s=0.3)
     _, tool, reward = str(caught.value).splitlines()
     assert tool.startswith("* tools.notes: hangs in never_built (core/tests/testing/")
-    assert "* rewards.one: scored the reply" in reward and "1e+39: give a number that float32 holds" in reward
+    assert "* rewards.one: scored the reply" in reward and "1e+39: give a number that fits float32" in reward
 
 
 def test_a_message_is_cut_and_keeps_its_end() -> None:

@@ -52,7 +52,7 @@ def test_numbers_texts_and_lists_are_gold_answers(tmp_path: Path, answer: Any, g
         ),
         (
             {"question": "?", "answer": "x", "id": "1"},
-            "{path}, row 1 has the id 'own/1' too; ids must be unique",
+            "the id 'own/1' is also in {path}, row 1; ids must be unique",
         ),
     ],
 )

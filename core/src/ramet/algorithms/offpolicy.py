@@ -60,7 +60,7 @@ def off_policy_weights(tokens: LossInputs, train: TrainConfig) -> OffPolicy:
 
 
 def truncated_weights(tokens: LossInputs, cap: float | None, *, by_sequence: bool) -> OffPolicy:
-    """Only truncated importance sampling. `cap` None switches it off: all weights are 1."""
+    """Truncated importance sampling, without bands. `cap` None switches it off: all weights are 1."""
     old, engine = tokens.old_logprobs, tokens.engine_logprobs
     none = torch.zeros_like(old)
     if cap is None:

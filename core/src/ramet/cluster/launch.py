@@ -89,7 +89,7 @@ async def open_rollouts(
     tools: ToolNames,
     observer: RolloutObserver | None = None,
 ) -> AsyncIterator[Rollouts]:
-    """Only the rollout side, without forks, as evaluation needs it. Arguments and errors as of `open_backend`.
+    """The rollout side by itself, without forks, as evaluation needs it. Arguments and errors as of `open_backend`.
 
     `observer` gets the events of every rollout; it is in this process, so only `cluster=local` takes one
     (`ValueError`).
@@ -123,7 +123,7 @@ async def open_rollouts(
 async def open_policy(
     config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path
 ) -> AsyncIterator[Ranks]:
-    """Only the training side, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
+    """The training side by itself, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
     reserved for engines.
     """
     if config.cluster.name == "ray":

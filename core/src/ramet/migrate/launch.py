@@ -1,4 +1,4 @@
-"""What verl was started with: the overrides of a command line, or of a launch script and the file beside it."""
+"""A launch of verl: the overrides of a command line, or of a launch script and the file next to it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of_overrides(words: Sequence[str], config: Path | None = None) -> Settings:
 
 
 def of_script(path: Path, config: Path | None = None) -> Settings:
-    """Read the launch of verl in a script. Raises `ConfigError` if there is none, or it cannot be read."""
+    """Read the launch of verl in a script. Raises `ConfigError` without one, or if it cannot be read."""
     try:
         script = read_script(path.read_text(encoding="utf-8"), path.resolve())
     except (OSError, ValueError, RecursionError) as error:
@@ -91,7 +91,7 @@ def _about(commands: Sequence[ShellCommand], launches: Sequence[int], first: int
 
 
 def _after_comment(commands: Sequence[ShellCommand]) -> Iterator[str]:
-    """Overrides that follow a launch as commands of their own."""
+    """Overrides that follow a launch as separate commands."""
     for command in commands:
         if not OVERRIDE.fullmatch(command.words[0]):
             return
@@ -164,7 +164,7 @@ def _config_file(options: Mapping[str, str], folder: Path, remarks: list[str]) -
     places = (folder / where / name, folder.parent / where / name, folder / name, folder / "config" / name)
     for candidate in (place.resolve() for place in places if UNKNOWN not in str(place)):
         if candidate.is_file() and candidate.is_relative_to(project_of(folder / name)):
-            remarks.append(f"keys of {candidate.name} beside the script count where the launch sets none")
+            remarks.append(f"keys of {candidate.name} next to the script count where the launch sets none")
             return candidate
     if stem not in OF_VERL or where:
         why = f"the config file {name} is not here, or not of the script's project, so its values are not known"

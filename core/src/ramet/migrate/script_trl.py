@@ -1,4 +1,4 @@
-"""A script that trains with TRL, read by its syntax tree and never run: what it gives to a config and to a trainer."""
+"""A script that trains with TRL, read by its syntax tree and never run: its arguments of a config and of a trainer."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class _TrlReader:
         return {key: self._value(given[key]) for key in read if key in given}
 
     def _expression(self, node: ast.expr) -> ast.expr:
-        """Return the expression that a name was given, where it is given one alone."""
+        """Return the expression that a name was given, if it is only one."""
         seen: set[str] = set()
         while isinstance(node, ast.Name) and self.n_stored[node.id] == 1 and node.id in self.assigned:
             if node.id in seen:

@@ -1,9 +1,9 @@
 """Launch scripts, read and never run: their assignments, conditions, functions, and the words of their commands.
 
-What is known without running a program is evaluated: variables, arrays, arithmetic, tests of texts and numbers, calls
-of functions, files that are sourced. What a program would have to say (`$(date)`, `[ -f FILE ]`) is not: a word that
-needs it is reported, and what depends on it counts only where nothing was assigned before. A loop is read once, so what
-it assigned is not known after it.
+Values that are known without running a program are evaluated: variables, arrays, arithmetic, tests of texts and
+numbers, calls of functions, files that are sourced. Results of programs (`$(date)`, `[ -f FILE ]`) are not: a word with
+one is reported, and an assignment that depends on one counts only if nothing was assigned before. A loop is read once,
+so its variables are unknown after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # by `((â€
 READERS = ("read", "mapfile", "readarray", "getopts")  # give variables what only running the script would show
 FUNCTION = re.compile(r"[\w.:-]+")
 DECLARATIONS = frozenset({"export", "local", "readonly", "declare", "typeset"})
-SCRIPTS = (".sh", ".bash", ".env")  # what scripts source of their own
+SCRIPTS = (".sh", ".bash", ".env")  # files that scripts source themselves
 DEEPEST, MOST_CALLS = 20, 1000  # calls of functions and files: within one another, and in all
 Assignment = tuple[str, str, str, str | list[str]]  # name, `[index]`, `+`, and the value or the words of an array
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -81,7 +81,7 @@ class _ShellReader(ShellValues):
         self.called: set[str] = set()
         self.blocks: list[_Block] = []
         self.status: bool | None = True  # of the last command
-        self.guessed = False  # whether the status is that of a program, which is taken to succeed
+        self.guessed = False  # whether the status is a program's, which is taken to succeed
         self.depth = self.n_calls = 0
 
     def read(self, text: str) -> None:
@@ -245,7 +245,7 @@ class _ShellReader(ShellValues):
     def _followed(self, words: list[str], assignments: Sequence[Assignment]) -> bool:
         """Follow what changes the folder, calls a function, or reads another script; returns whether it is read.
 
-        `assignments`: those before the command, which are for it alone.
+        `assignments`: the ones before the command, only for it.
         """
         hidden = {name: self.variables.get(name) for name, *_ in assignments}
         self._assign(assignments, True)
@@ -411,13 +411,13 @@ def _function(words: Sequence[str]) -> str | None:
 
 
 def _body(words: tuple[str, ...], rest: Iterator[Statement]) -> Iterator[Statement]:
-    """Take the statements of a function up to its `}`. `words`: those of its first line."""
+    """Take the statements of a function up to its `}`. `words`: of its first line."""
     depth = 0
     if "{" in words:
         depth, after = 1, words[words.index("{") + 1 :]
         yield from [Statement(after)] if after else []
     for statement in rest:
-        if depth == 0:  # the `{` has a line of its own
+        if depth == 0:  # the `{` has a separate line
             depth = 1
             yield from [Statement(statement.words[1:])] if statement.words[1:] else []
             continue

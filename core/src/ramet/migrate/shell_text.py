@@ -1,6 +1,6 @@
 """The text of a shell script, taken apart: comments, here-documents, quotes, expansions, and the words of statements.
 
-An expansion (`$X`, `${X:-a}`, `$((…))`, `$(…)`) becomes one character that stands for it, so that what it holds, blanks
+An expansion (`$X`, `${X:-a}`, `$((…))`, `$(…)`) becomes one character that stands for it, so that its content, blanks
 and quotes too, is never taken for text of the script. shlex then takes quotes and operators apart.
 """
 
@@ -113,7 +113,7 @@ def _here_document(text: str, at: int) -> re.Match[str] | None:
 
 
 def _after(text: str, at: int, end: str) -> int:
-    """The place after the line that ends a here-document which begins at `at`; without such a line it is none."""
+    """The place after the line that ends a here-document which begins at `at`; without such a line `at`."""
     start = at
     while at < len(text):
         line, newline, _ = text[at:].partition("\n")
@@ -171,8 +171,8 @@ def _closing(text: str, at: int, opening: str, closing: str) -> int:
 
 
 def _statements(text: str) -> Iterator[Statement]:
-    """Redirections are dropped. A `(…)` of commands is as a `{…}`; other brackets stay, as words of their own, and
-    what is in them is one statement, as what is in `[[…]]`.
+    """Redirections are dropped. A `(…)` of commands is as a `{…}`; other brackets stay, as separate words, and their
+    content is one statement, as in `[[…]]`.
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
@@ -194,7 +194,7 @@ def _statements(text: str) -> Iterator[Statement]:
             if depth == 0 and not n_cases and (is_open or (char == ")" and n_groups > 0)):
                 n_groups += 1 if is_open else -1
             elif char in "()":
-                depth = max(0, depth + (char == "(") - (char == ")"))  # a `)` alone ends a pattern of `case`
+                depth = max(0, depth + (char == "(") - (char == ")"))  # a single `)` ends a pattern of `case`
                 words.append(char)
                 continue
             if depth == 0 and words:

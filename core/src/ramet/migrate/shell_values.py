@@ -89,7 +89,7 @@ class ShellValues:
         return self._of_environment(name)
 
     def _of_environment(self, name: str) -> list[str] | None:
-        """The value that a variable has here: of a number alone, such as NNODES, since no secret is one."""
+        """The value that a variable has here: only of a number, such as NNODES, since no secret is one."""
         value = os.environ.get(name, "")
         if name in FROM_HERE and value:
             return [value]
@@ -149,7 +149,7 @@ class ShellValues:
         return {",,": text.lower(), "^^": text.upper()}.get(rest, UNKNOWN)
 
     def _again(self, text: str, *, quoted: bool) -> str:
-        """The value of a text with expansions of its own, as the one behind `:-`."""
+        """The value of a text that has expansions, as the one behind `:-`."""
         return self.whole(unquoted(self.text.prepare(text), within=quoted))
 
     def _arithmetic(self, text: str) -> str:
@@ -162,7 +162,7 @@ class ShellValues:
             return UNKNOWN
 
     def _number(self, node: ast.expr) -> int:
-        """The value of an expression over whole numbers. Raises `ValueError` for what is none."""
+        """The value of an expression over whole numbers. Raises `ValueError` for other texts."""
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return node.value
         if isinstance(node, ast.Name):

@@ -11,7 +11,7 @@ from ramet.errors import ConfigError
 from ramet.migrate.translation import Translation
 
 ADAMW = ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf")
-NO_WARMUP = "with lr_scheduler_type=constant there is no warm-up: that has constant_with_warmup"
+NO_WARMUP = "lr_scheduler_type=constant has no warm-up; constant_with_warmup has"
 PACKING = ("packing", "neat_packing")
 STAGES = {0: "zero0", 1: "zero2", 2: "zero2", 3: "zero3"}  # zero2 shards what stage 1 does, and gradients
 
@@ -25,7 +25,7 @@ def sft_arguments(made: Translation, *, gpus: int | None, folder: Path, length: 
     if longest := made.number(length):
         made.values["sft.max_microbatch_tokens"] = n_rows * longest
     if any(map(made.get, PACKING)):
-        why = "a row of theirs is then a pack of several rows: set sft.sequences_per_step to those of all packs"
+        why = "a row is then a pack of several rows: set sft.sequences_per_step to the rows of all packs"
         made.open(next(filter(made.get, PACKING)), f"{why}, {made.values['sft.sequences_per_step']} packs")
     if gpus is None:
         made.open(rows, "times the GPUs of the launch, which no key says: give --gpus; 1 is written")
@@ -61,7 +61,7 @@ def _strategy(made: Translation, workers: int, folder: Path) -> None:
 
 
 def deepspeed_strategy(given: Any, folder: Path) -> tuple[str | None, str]:
-    """Return the strategy of a DeepSpeed configuration, by what the file says, else by its name; and what differs.
+    """Return the strategy of a DeepSpeed configuration, by the file's text, otherwise by its name; and the differences.
 
     Raises `ConfigError` for a file that cannot be read.
     """

@@ -41,7 +41,7 @@ class KeyNote:
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """What a source gives: its keys, those that could not be read with the reason, and what else was seen."""
+    """Settings of a source: its keys, the keys that could not be read with the reason, and remarks."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Translation:
-    """The recipe of what was given to `trainer`. `unread` and `remarks` are those of `Settings`."""
+    """The recipe of the settings of `trainer`. `unread` and `remarks` come from `Settings`."""
 
     trainer: str
-    job: str  # of ours
+    job: str  # of Ramet
     given: Mapping[str, Any]
     choices: dict[str, Any] = field(default_factory=dict)  # group -> name, or names
     values: dict[str, Any] = field(default_factory=dict)  # our keys
@@ -75,7 +75,7 @@ class Translation:
         return table(self.table or self.trainer)
 
     def full(self, key: str) -> str:
-        """Return the whole name of a key, where verl's `actor_rollout_ref.` is left out."""
+        """Return the full name of a key, where verl's `actor_rollout_ref.` is left out."""
         is_whole = self.rows is not table("verl") or key in self.rows or key in self.given
         return key if is_whole else f"actor_rollout_ref.{key}"
 
@@ -84,7 +84,10 @@ class Translation:
         return self.full(key) in self.given
 
     def get(self, key: str) -> Any:
-        """The value of the trainer's key, given or in force without it; None for neither. An empty text is none."""
+        """The value of the trainer's key, given or in force without it; None for neither.
+
+        An empty text counts as None.
+        """
         key = self.full(key)
         if key in self.given and self.given[key] != "":
             return self.given[key]
@@ -121,12 +124,12 @@ class Translation:
             raise ConfigError(f"{self.full(key)}={shown(value)}: expected a number") from error
 
     def set(self, ours: str, value: Any, *keys: str, why: str = "") -> None:
-        """Set a key of ours from these keys. `why` says what is different; without it they mean the same."""
+        """Set a key of Ramet from these keys. `why` says what is different; without it they mean the same."""
         self.values[ours] = value
         self._note(Fate.DIFFERS if why else Fate.TRANSLATED, keys, why or f"{ours}={shown(value)}")
 
     def choose(self, group: str, name: Any, *keys: str, why: str = "") -> None:
-        """Choose a component of ours, or several."""
+        """Choose a component of Ramet, or several."""
         self.choices[group] = name
         self._note(Fate.DIFFERS if why else Fate.TRANSLATED, keys, why or f"{group}={shown(name)}")
 
@@ -196,7 +199,7 @@ class Translation:
             self.same(key, why="no code of a model is run")
 
     def adapter_scale(self, key: str, rank: int) -> None:
-        """Note whether the scale of an adapter is ours, which is always twice its rank."""
+        """Note whether the scale of an adapter is Ramet's, which is always twice its rank."""
         if self.get(key) in (None, 2 * rank):
             self.same(key, why="the scale is 2 x the rank")
         else:

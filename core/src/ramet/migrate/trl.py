@@ -92,7 +92,7 @@ def _devices(made: Translation, gpus: int) -> None:
 
 
 def _batch(made: Translation, gpus: int) -> int:
-    """Set tasks and mini-batches of a step. Returns TRL's optimiser steps in one step of ours."""
+    """Set tasks and mini-batches of a step. Returns TRL's optimiser steps in one step of Ramet."""
     rows, accumulated, rounds, whole = (
         "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
     )  # fmt: skip
@@ -111,7 +111,7 @@ def _batch(made: Translation, gpus: int) -> int:
 
 
 def _schedule(made: Translation, per_step: int, tasks: int | None) -> None:
-    """Set steps. TRL counts optimiser steps, of which one step of ours may make several."""
+    """Set steps. TRL counts optimiser steps; one step of Ramet may make several."""
     most, epochs = "max_steps", "num_train_epochs"
     steps, batch, passes = None, made.values.get("train.tasks_per_step"), made.fraction(epochs)
     if made.number(most, -1) > 0:
@@ -125,7 +125,7 @@ def _schedule(made: Translation, per_step: int, tasks: int | None) -> None:
     elif passes == 1:
         made.same(epochs, why="one pass, as without train.steps")
     else:
-        made.open(epochs, f"{passes:g} passes: set train.steps, or give --tasks; else it is one pass")
+        made.open(epochs, f"{passes:g} passes: set train.steps, or give --tasks; otherwise it is one pass")
     made.set("train.save_every", max(1, made.number("save_steps") // per_step), "save_steps")
     _rate_schedule(made, "policy.schedule", {})
     _warm_up(made, per_step, steps)
@@ -231,11 +231,11 @@ def _data(made: Translation, key: str, ours: str) -> None:
 def _validation(made: Translation, ours: str, per_step: int) -> None:
     strategy, steps = "eval_strategy", "eval_steps"
     if not made.get("eval_dataset"):
-        made.ignored(strategy, steps, why="there is no eval_dataset")
+        made.ignored(strategy, steps, why="without eval_dataset")
     elif made.get(strategy) == "steps" and made.get(steps):
         made.set(ours, max(1, made.number(steps) // per_step), strategy, steps)
     else:
-        made.ignored(steps, why="read with eval_strategy=steps alone")
+        made.ignored(steps, why="read only with eval_strategy=steps")
 
 
 def _lora(made: Translation, key: str) -> None:

@@ -77,14 +77,16 @@ def translate(
 
 
 def _devices(made: Translation) -> int:
-    """Set workers and cluster. verl trains and plays on all of its GPUs in turn."""
+    """Set workers and cluster. verl trains and samples on all of its GPUs in turn."""
     n, nodes, tp_key = "trainer.n_gpus_per_node", "trainer.nnodes", "rollout.tensor_model_parallel_size"
     gpus = made.number(n) * made.number(nodes)
     tp = made.number(tp_key) if made.get("rollout.name") != "hf" else 1
     if gpus < 1 or tp < 1:
         raise ConfigError(f"{n}={made.get(n)}, {nodes}={made.get(nodes)}, {tp_key}={tp}: must be at least 1")
     if gpus % tp:
-        made.open(tp_key, f"{gpus} GPUs are no multiple of {tp}, so verl does not start; engines of 1 GPU are written")
+        made.open(
+            tp_key, f"{gpus} GPUs are not a multiple of {tp}, so verl does not start; engines of 1 GPU are written"
+        )
         tp = 1
     made.choose("cluster", "ray", n, nodes)
     made.set("cluster.policy_workers", gpus, n, nodes)
@@ -157,7 +159,10 @@ def _loss(made: Translation) -> None:
 
 
 def _bounds(made: Translation, loss: str) -> None:
-    """Set where the ratio is clipped. In verl's own file low and high are 0.2, so clip_ratio alone does nothing."""
+    """Set where the ratio is clipped.
+
+    In verl's own file low and high are 0.2, so only setting clip_ratio does nothing.
+    """
     low, high, both, dual = (f"actor.clip_ratio{end}" for end in ("_low", "_high", "", "_c"))
     if loss not in BOUNDS:
         made.left(low, high, both, dual, why=f"bounds of another loss than policy_loss={loss or '(to decide)'}")
@@ -239,7 +244,7 @@ def _correction(made: Translation) -> None:
     switches = ("algorithm.rollout_correction.rollout_is", "algorithm.rollout_is")
     switch = next((key for key in switches if made.get(key)), switches[0])
     kind, cap, level = made.get(switch), f"{switch}_threshold", "algorithm.rollout_is_level"
-    if kind is True:  # of versions in which the level is a key of its own
+    if kind is True:  # of versions in which the level is a separate key
         kind = made.get(level)
         made.same(level, why=f"train.off_policy.tis_level={kind}")
     if kind in ("token", "sequence"):
@@ -252,12 +257,14 @@ def _correction(made: Translation) -> None:
 
 
 def _sampling(made: Translation) -> None:
-    """Say what of the sampling is fixed, and set that of validations, which are greedy unless asked otherwise."""
+    """Name the fixed parts of the sampling, and set the sampling of validations, which are greedy unless asked
+    otherwise.
+    """
     for name, whole in (("top_p", (1, None)), ("top_k", (-1, 0, None)), ("do_sample", (True, None))):
         if made.get(f"rollout.{name}") in whole:
             made.same(f"rollout.{name}", why="training samples from all tokens")
         else:
-            why = "training samples from all tokens, since its probabilities are those of the policy"
+            why = "training samples from all tokens, since its probabilities are the policy's"
             made.left(f"rollout.{name}", why=why)
     sample, n = "rollout.val_kwargs.do_sample", "rollout.val_kwargs.n"
     if made.get(sample):
@@ -273,7 +280,7 @@ def _turns(made: Translation, tools: Mapping[str, str]) -> None:
     mode, enable, form, loop = (
         f"rollout.{name}" for name in ("mode", "multi_turn.enable", "multi_turn.format", "agent.default_agent_loop")
     )
-    made.same(mode, why="rollouts are always played at the same time, each at its own pace")
+    made.same(mode, why="rollouts always run at the same time, each at its own pace")
     is_empty = made.given.get(made.full(enable)) == ""
     if is_empty:
         made.ignored(enable, why="empty, which verl takes for false")
@@ -314,7 +321,7 @@ def _tools(made: Translation, tools: Mapping[str, str]) -> None:
 def _published_tools(made: Translation) -> None:
     """Choose the tools of ARPO's launches and set their options. A config file without search has none."""
     classes = {name: f"rollout.tools.tool_instances.{name}.class_path" for name in ("python", "search")}
-    has_both = made.has(classes["search"]) or not made.has(classes["python"])  # launches name search alone
+    has_both = made.has(classes["search"]) or not made.has(classes["python"])  # launches name only search
     names = ["python", "search"] if has_both else ["python"]
     why = f"rollout_step=tags tools=[{','.join(names)}], as published"
     made.choose("tools", names, "rollout.mode", why=why)
@@ -392,7 +399,7 @@ def _rewards(made: Translation, sources: Collection[str] | None) -> None:
         return
     made.same("reward_model.enable", why="no model scores")
     if made.get(manager) not in ("naive", "dapo"):
-        made.left(manager, why="rewards are always computed one by one, while other rollouts are played")
+        made.left(manager, why="rewards are always computed one by one, while other rollouts run")
     names = _own_reward(made)
     if names:
         made.same(manager, why="the function scores every answer")
@@ -441,7 +448,7 @@ def _by_file(made: Translation, manager: str) -> list[str]:
     files = " ".join(as_list(made.get("data.train_files") or "")).lower()
     name = next((ours for word, ours in WORDS.items() if word in files), None)
     if name is None:
-        made.open(manager, "verl chooses the reward by the rows' data source: name ours, as rewards=[math]")
+        made.open(manager, "verl chooses the reward by the rows' data source: name Ramet's, as rewards=[math]")
         return []
     why = f"rewards=[{name}], by the name of the file; verl goes by the rows' data source (rewards.NAME.sources)"
     made.choose("rewards", [name], manager, why=why)
@@ -475,7 +482,7 @@ def _batches(made: Translation, gpus: int) -> None:
     )
     n, of_update = made.number("data.train_batch_size"), made.number(mini)
     if of_update < 1 or n % of_update:
-        made.open(mini, f"{n} prompts of a step are no multiple of {of_update}: choose train.minibatches yourself")
+        made.open(mini, f"{n} prompts of a step are not a multiple of {of_update}: choose train.minibatches yourself")
     else:
         made.set("train.minibatches", n // of_update, mini)
     if made.get(dynamic):
@@ -501,7 +508,7 @@ def _offload(made: Translation, gpus: int) -> None:
         made.set("policy.offload", offload, *keys, why=why)
     shards = made.number(size, -1)
     if shards > 0 and gpus % shards:
-        made.open(size, f"{gpus} GPUs are no multiple of {shards}: set policy.replicas")
+        made.open(size, f"{gpus} GPUs are not a multiple of {shards}: set policy.replicas")
     else:
         made.set("policy.replicas", gpus // shards if shards > 0 else 1, size)
 
@@ -546,7 +553,7 @@ def _steps(made: Translation, tasks: int | None) -> int | None:
         made.same(epochs, why="one pass, as without train.steps")
         return None
     steps = f"{passes} x (tasks // {n_read})"
-    made.open(epochs, f"{passes} passes: set train.steps to {steps}, or give --tasks; else it is one pass")
+    made.open(epochs, f"{passes} passes: set train.steps to {steps}, or give --tasks; otherwise it is one pass")
     return None
 
 

@@ -18,9 +18,9 @@ from ramet.models.flex import SMALLEST_HEAD
 from ramet.models.varlen import has_varlen
 
 COMPILER_OFF = "TORCHDYNAMO_DISABLE"
-MODELS = ("llama", "qwen2", "qwen3")  # whose attention is softmax(Q K) V alone; others cap scores or add sinks
+MODELS = ("llama", "qwen2", "qwen3")  # whose attention is only softmax(Q K) V; others cap scores or add sinks
 VARLEN_CAPABILITY = (8, 0)  # of the oldest GPUs that torch's kernel is for (Ampere)
-KNOWS_BORDERS = (Attention.FLASH, Attention.VARLEN, Attention.FLEX)  # packed sequences cost as little as each alone
+KNOWS_BORDERS = (Attention.FLASH, Attention.VARLEN, Attention.FLEX)  # packed sequences cost as little as each by itself
 
 
 def attention_for(config: ModelConfig, device: torch.device, described: PretrainedConfig) -> str:
@@ -36,7 +36,7 @@ def attention_for(config: ModelConfig, device: torch.device, described: Pretrain
 
 
 def chosen_attention(config: ModelConfig, device: str, *, plain: bool) -> Attention:
-    """What `auto` is on this kind of device: flash-attn or else `varlen` on CUDA in bfloat16, otherwise SDPA.
+    """Meaning of `auto` on this kind of device: on CUDA in bfloat16 flash-attn, or without it `varlen`; otherwise SDPA.
 
     `varlen` only where the model `is_plain`, and the GPU, if one is visible, is an Ampere or later.
     """

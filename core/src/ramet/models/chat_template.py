@@ -1,4 +1,4 @@
-"""A model's chat template: what it makes of conversations, as text. It comes from outside, like the model itself."""
+"""A model's chat template: the text that it makes of conversations. It comes from outside, like the model itself."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ChatTemplate:
         return tool.name in self.render([Message(role="user", content="x")], [tool], generation_prompt=True)
 
     def writes_the_date(self) -> bool:
-        """Whether prompts have today's date, so that those of tomorrow are others."""
+        """Whether prompts have today's date, so that tomorrow's differ."""
 
         def date(form: str) -> str:
             return "ramet-date"
@@ -144,7 +144,7 @@ class ChatTemplate:
         if (said := self._said(message, [])) is None:
             raise ConfigError(
                 "model.chat_template: does not show an assistant's text together with its `tool_calls`; name the file "
-                "of a template that does, such as that of Qwen2.5, or take rollout_step=tags"
+                "of a template that does, such as Qwen2.5's, or take rollout_step=tags"
             )
         return said
 

@@ -1,6 +1,6 @@
 """Problems of a model's folder, tokenizer and chat template, found without loading weights.
 
-Also what a chat template reads beside the messages: variables that a user may set.
+Also variables that a chat template reads in addition to the messages, and that a user may set.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read_config(config: ModelConfig) -> PretrainedConfig | None:
 
 
 def has_tokenizer(config: ModelConfig) -> bool:
-    """Whether there is any file of one; a folder may hold `config.json` alone, which is enough for a plan."""
+    """Whether the folder has any file of one; it may have only `config.json`, which is enough for a plan."""
     return config.tokenizer is not None or holds_tokenizer(Path(config.path))
 
 
@@ -93,7 +93,7 @@ def check_weight_files(folder: Path) -> list[str]:
 
 
 def _no_weights(folder: Path, problem: str) -> MissingHere:
-    unchecked = "whether they are whole, and those of the model that config.json describes"
+    unchecked = "whether they are complete, and belong to the model that config.json describes"
     return MissingHere(f"model.path: {problem}", missing=f"weights in {folder}", unchecked=unchecked)
 
 
@@ -146,7 +146,7 @@ def _check_config(folder: Path) -> list[str]:
     file = folder / "config.json"
     if not file.is_file():
         adapter = (folder / "adapter_config.json").is_file()
-        instead = "; it has a LoRA adapter: `ramet export` without --adapter writes the whole model" if adapter else ""
+        instead = "; it has a LoRA adapter: `ramet export` without --adapter writes the full model" if adapter else ""
         return [f"model.path: {folder} has no config.json{instead}"]
     return [] if isinstance(read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
 

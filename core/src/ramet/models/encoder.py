@@ -32,9 +32,9 @@ class Encoder:
     """Encodes prompts, markup and untrusted text. Never adds a token that is not in the text, such as BOS.
 
     `end_of_turn_id` is the token with which the chat template ends an assistant's message. It may be another one than
-    the tokenizer's end of sequence: `<|im_end|>` beside `<|endoftext|>` in Qwen2.5's base models. `eos_ids` holds
-    both, the tokenizer's first, `<|eom_id|>` of Llama 3.1, and `ends`, which the model's folder names; a message ends
-    with any of them. `vocab_size` counts the tokenizer's tokens; a model's head may have more rows.
+    the tokenizer's end of sequence: `<|im_end|>` and `<|endoftext|>` in Qwen2.5's base models. `eos_ids` has both, the
+    tokenizer's first, `<|eom_id|>` of Llama 3.1, and `ends`, which the model's folder names; a message ends with any of
+    them. `vocab_size` counts the tokenizer's tokens; a model's head may have more rows.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Encoder:
             return array("i", ids)
         if len(text) <= 1:
             return array("i", [i for i in ids if i not in self._reserved])
-        middle = len(text) // 2  # some vocabularies spell special tokens themselves: cut until none is left whole
+        middle = len(text) // 2  # some vocabularies spell special tokens themselves: cut until none is complete
         return self._without_special(text[:middle]) + self._without_special(text[middle:])
 
     def insert(self, part: Insert) -> array[int]:
@@ -152,7 +152,7 @@ class Encoder:
         return self._coder.decode(list(ids))
 
     def _end_of_turn(self) -> int:
-        """The first special token after an assistant's message; the end of sequence if there is none."""
+        """The first special token after an assistant's message; the end of sequence without one."""
         tail = self.template.reply_end()
         added = self.tokenizer.added_tokens_decoder
         special = {i for i, token in added.items() if token.special} | {self.eos_id}

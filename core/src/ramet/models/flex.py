@@ -50,8 +50,8 @@ def ends_of_sequences(position_ids: Tensor) -> Tensor:
 def block_mask(ends: Tensor) -> BlockMask:
     """Query i sees key j where j <= i < `ends[j]`; `[S]` int32.
 
-    The descendants of a token follow it without a gap, so blocks of keys and queries are compared by their first and
-    last positions alone: nothing of the size S x S is made.
+    The descendants of a token follow it without a gap, so blocks of keys and queries are compared only by their first
+    and last positions: nothing of the size S x S is made.
     """
     n_blocks = -(-len(ends) // BLOCK)
     by_block = pad(ends, (0, n_blocks * BLOCK - len(ends))).view(n_blocks, BLOCK)
@@ -75,7 +75,7 @@ def block_mask(ends: Tensor) -> BlockMask:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float) -> Tensor:
-    """`[S, heads, D]` each, of one row; returns that of the queries."""
+    """`[S, heads, D]` each, of one row; returns the queries' shape."""
     query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
     kernel = _compiled() if query.is_cuda else _reference
     mixed = kernel(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
@@ -99,7 +99,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _FlexAttention(PackedAttention[BlockMask]):
-    """Left alone by `policy.compile`: its kernel is compiled by itself."""
+    """Skipped by `policy.compile`: its kernel is compiled separately."""
 
     def __init__(self) -> None:
         super().__init__(FLEX, lambda positions: block_mask(ends_of_sequences(positions)), attend)

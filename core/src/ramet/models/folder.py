@@ -10,7 +10,7 @@ from ramet.hub import MODEL
 
 
 def check_folder(config: ModelConfig) -> list[str]:
-    """Return the problems that leave nothing else to look at: it is not a folder, or the directory of a run."""
+    """Return the problems that end the check: it is not a folder, or it is the directory of a run."""
     folder = Path(config.path)
     if config.path == "???" or not folder.is_dir():
         problem = (
@@ -32,11 +32,11 @@ def _model_of(run: Path) -> str:
         return f"its model is {str(run / 'model')!r}"
     if any((run / "checkpoints").glob("step_*")):
         return f"it has no model yet, and `ramet export {run} FOLDER` writes one of its newest checkpoint"
-    return "there is no model in it"
+    return "no model is in it"
 
 
 def _close(folder: Path) -> str:
-    """The folder beside it that may be meant."""
+    """The folder next to it that may be meant."""
     beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
     close_names = get_close_matches(folder.name, beside, n=1)
     return f". Did you mean {str(folder.parent / close_names[0])!r}?" if close_names else ""

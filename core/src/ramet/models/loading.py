@@ -81,7 +81,7 @@ def build_encoder(config: Config) -> Encoder:
 
 def _declared_ends(config: ModelConfig) -> list[int]:
     """Return the tokens with which `generation_config.json` ends a text: of Qwen2.5 also `<|endoftext|>`, of Llama 3.1
-    also `<|end_of_text|>`. They count in the vocabulary beside them, so not for a tokenizer from elsewhere.
+    also `<|end_of_text|>`. They belong to the vocabulary in the same folder, so not to a tokenizer from elsewhere.
     """
     generation_config = None if config.tokenizer else load_generation_config(config)
     ends = None if generation_config is None else generation_config.eos_token_id
@@ -160,7 +160,7 @@ def model_without_weights(config: ModelConfig) -> PreTrainedModel:
         raise ConfigError(
             f"model.path: could not build the model that {config.path!r} describes: {error_text(error)}"
         ) from error
-    model.tie_weights()  # every assignment above made a parameter of its own
+    model.tie_weights()  # every assignment above made a separate parameter
     if (generation := load_generation_config(config)) is not None:
         model.generation_config = generation
     model.train(False)
@@ -211,7 +211,7 @@ def check_device(config: ModelConfig) -> list[str]:
 def error_text(error: Exception) -> str:
     """transformers' message in one line, in the words of this configuration."""
     if "trust_remote_code" in str(error):
-        return "it brings Python code of its own; read that, and set model.trust_remote_code=true to let it run"
+        return "it brings its own Python code; read that, and set model.trust_remote_code=true to let it run"
     return " ".join(str(error).split())
 
 

@@ -1,4 +1,4 @@
-"""Settings of torch for the whole process: threads, determinism, seeds. Every job calls this once, before it builds."""
+"""Settings of torch for the process: threads, determinism, seeds. Every job calls this once, before it builds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def set_up_torch(run: RunConfig) -> None:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(run.deterministic)
     torch.manual_seed(run.seed)
-    random.seed(run.seed)  # only plugins draw from these two; checkpoints hold the state of all three
+    random.seed(run.seed)  # only plugins draw from these two; checkpoints have the state of all three
     np.random.seed(run.seed % 2**32)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

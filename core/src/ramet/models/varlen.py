@@ -1,8 +1,8 @@
 """`model.attention=varlen`: torch's own attention over sequences of different lengths (torch.nn.attention.varlen).
 
-The kernel is given a packed row with the borders of its sequences, so there is no mask and the cost is not that of the
-square of the row, as with the package flash-attn. It has kernels for half precision on CUDA alone, where `bench/gpu`
-compares it with rows alone; tests on a CPU replace the kernel.
+The kernel gets a packed row with the borders of its sequences. So it needs no mask, and the cost is not the square of
+the row, as with the package flash-attn. It has kernels only for half precision on CUDA, where `bench/gpu` compares it
+with single rows; tests on a CPU replace the kernel.
 
 Shapes: B rows of S positions; D size of a head.
 """

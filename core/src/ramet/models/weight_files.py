@@ -1,6 +1,6 @@
 """A model's safetensors, read by parts: names and shapes come from the files' heads, values only when asked for.
 
-What is read is mapped memory, so processes of one machine that read the same files share one copy of them.
+Values are mapped memory, so processes of one machine that read the same files share one copy of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from ramet.errors import ConfigError
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-COMPUTED = "rotary_emb.inv_freq"  # older files hold it as a weight; models make it from their configuration
+COMPUTED = "rotary_emb.inv_freq"  # older files have it as a weight; models make it from their configuration
 
 
 class WeightFiles:
     """The safetensors of a Hugging Face folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the heads. Raises `ConfigError` if they cannot be read or there are none."""
+        """Reads the heads. Raises `ConfigError` if they cannot be read or are absent."""
         self._folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Path] = {}
@@ -36,7 +36,7 @@ class WeightFiles:
 
     @staticmethod
     def are_in(folder: Path) -> bool:
-        """Older folders hold pickles instead."""
+        """Older folders have pickles instead."""
         return (folder / INDEX).is_file() or (folder / WHOLE).is_file()
 
     def hold(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -55,7 +55,7 @@ class WeightFiles:
                     yield name, opened.get_slice(name)[start:end]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, whole, one at a time."""
+        """All tensors, one at a time."""
         for file in sorted(set(self._files.values())):
             with _reported(self._folder), safe_open(file, framework="pt") as opened:
                 for name in (name for name, holder in self._files.items() if holder == file):

@@ -1,1 +1,1 @@
-"""`ramet pipeline`: several jobs, one after the other, each in a run directory of its own."""
+"""`ramet pipeline`: several jobs, one after the other, each in its own run directory."""

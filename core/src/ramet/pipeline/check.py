@@ -54,7 +54,7 @@ def check_pipeline(pipeline: Pipeline, *, dry_run: bool = False, on: str | None 
 
 
 def _each(pipeline: Pipeline, check_stage: Callable[[Stage], None]) -> None:
-    """Check every stage. What is wrong with a model is reported of the first stage that has it."""
+    """Check every stage. Problems of a model are reported for the first stage that has it."""
     problems: list[str] = []
     reported: set[str] = set()
     for stage in pipeline.stages:
@@ -75,7 +75,9 @@ def _check_folder(pipeline: Pipeline) -> None:
         there, stages = {path.name for path in folder.iterdir()}, {stage.name for stage in pipeline.stages}
         written = stages | {REPORT} if there & stages else stages  # a lock may have been deleted, as its message says
         if foreign := sorted(there - written):
-            raise ConfigError(f"run.name: {folder} holds what no pipeline has written ({foreign[0]}); choose another")
+            raise ConfigError(
+                f"run.name: {folder} has files that no pipeline has written ({foreign[0]}); choose another"
+            )
 
 
 def _compose(pipeline: Pipeline, stage: Stage, composed: dict[str, Resolved]) -> None:
@@ -110,7 +112,7 @@ class _Checks:
     on: str | None
     finished: set[str] = field(default_factory=set)
     plans: list[str] = field(default_factory=list)
-    models: dict[str, ModelConfig] = field(default_factory=dict)  # what stages are checked with in place of theirs
+    models: dict[str, ModelConfig] = field(default_factory=dict)  # models for the checks, in place of the stages' own
 
     def add(self, stage: Stage) -> None:
         """Check one stage, those before it being checked. Raises `RametError`."""
@@ -160,7 +162,7 @@ class _Checks:
         self.plans.append(f"stage {stage.name}: is finished, in {stage.folder}")
 
     def _resolved(self, stage: Stage, waits: list[str]) -> Resolved:
-        """Return the configuration with models that are there in place of those of stages that are to run."""
+        """Return the configuration with existing models in place of those that later stages make."""
         if not waits:
             return self.composed[stage.name]
         handed_on = self.pipeline.handed_on
@@ -200,10 +202,10 @@ def _is_finished(stage: Stage, resolved: Resolved) -> bool:
     changed = [key for key, _, _ in config_differences(old.config, new.config)]
     if stage.job == "eval":
         return not changed  # the job compares its results with the settings, and refuses or completes them
-    return all(resume_of(key) is not Resume.SCHEDULE for key in changed)  # else it is to become longer
+    return all(resume_of(key) is not Resume.SCHEDULE for key in changed)  # otherwise it is to become longer
 
 
 def _manifest(resolved: Resolved) -> Manifest:
-    """Return what the job would record, but for its data: those of a stage that has begun are compared as it starts."""
+    """Return what the job would record, without its data: a stage that has begun compares its data as it starts."""
     is_there = all(path.exists() for path in model_files(resolved.config.model))
     return make_manifest(resolved, model=model_sha256(resolved) if is_there else None)

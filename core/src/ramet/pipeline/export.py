@@ -1,4 +1,4 @@
-"""The stage `export`: `ramet export`, with a record of what was exported and whether it is whole."""
+"""The stage `export`: `ramet export`, with a record of its input and whether it is complete."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ExportRecord:
 
 
 def is_exported(stage: Stage, options: Mapping[str, Any]) -> bool:
-    """Whether the stage is finished. Raises `ConfigError` where something else is in its folder."""
+    """Whether the stage is finished. Raises `ConfigError` if other files are in its folder."""
     record = ExportRecord.read(stage.folder)
     if record is None:
         if stage.folder.is_dir() and any(stage.folder.iterdir()):
@@ -74,7 +74,7 @@ def is_exported(stage: Stage, options: Mapping[str, Any]) -> bool:
 
 
 def export(stage: Stage, options: Mapping[str, Any], ramet: RunsRamet) -> int:
-    """Export into the folder of the stage and return the exit code. What a killed export has left is deleted."""
+    """Export into the folder of the stage and return the exit code. Leftovers of a killed export are deleted."""
     record = ExportRecord.of(options)
     record.write(stage.folder)
     for left in (stage.model, *stage.folder.glob(f".{stage.model.name}.*.tmp")):

@@ -1,8 +1,8 @@
-"""`ramet pipeline`: check all stages, run those that are not finished, each in a process of its own, and report.
+"""`ramet pipeline`: check all stages, run the unfinished ones, each in a separate process, and report.
 
 A stage is `ramet JOB` in a forked copy of this process, which has imported no torch. So a stage has the memory of the
-machine and of its GPUs to itself, sets threads and determinism before torch starts, and is the run that the command
-alone would be. The checks, which import torch, are in such a process too.
+machine and of its GPUs to itself, and sets threads and determinism before torch starts. It is the same run that the
+command by itself would be. The checks, which import torch, are in such a process too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run_pipeline(pipeline: Pipeline, ramet: RunsRamet, arguments: Sequence[str])
 
 @contextmanager
 def _locked(pipeline: Pipeline) -> Iterator[frozenset[str]]:
-    """Check the pipeline, hold its lock in the block, and yield the names of the stages that are finished.
+    """Check the pipeline, keep its lock in the block, and yield the names of the stages that are finished.
 
     A pipeline that has begun is locked before the checks: another process might finish a stage during them.
     """
@@ -77,7 +77,7 @@ def _locked(pipeline: Pipeline) -> Iterator[frozenset[str]]:
 
 
 def run_stage(pipeline: Pipeline, stage: Stage, ramet: RunsRamet, signals: StopListener) -> None:
-    """Run one stage in a process of its own. A signal that this process gets is passed on to it once."""
+    """Run one stage in a separate process. A signal that this process gets is passed on to it once."""
 
     def task() -> int:
         if stage.job == EXPORT:
@@ -100,13 +100,13 @@ def run_stage(pipeline: Pipeline, stage: Stage, ramet: RunsRamet, signals: StopL
         memory = ", as the kernel does when memory runs out (see dmesg)" if -code == signal.SIGKILL else ""
         raise InfraError(f"stage {stage.name} was ended by {name}{memory}")
     if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
-        raise Stopped(code - 128)  # the stage alone received it
+        raise Stopped(code - 128)  # only the stage received it
     kind = ConfigError if code == USER else InfraError
-    raise kind(f"stage {stage.name} ended with exit code {code}; what it printed is above")
+    raise kind(f"stage {stage.name} ended with exit code {code}; its output is above")
 
 
 def _checked(pipeline: Pipeline) -> CheckedPipeline:
-    """Check in another process: what it imports and loads is given back. Raises what the checks raise."""
+    """Check in another process, so that its memory is given back. Raises the checks' errors."""
     reader, writer = Pipe(duplex=False)
 
     def task() -> int:
@@ -128,7 +128,7 @@ def _checked(pipeline: Pipeline) -> CheckedPipeline:
         raise InfraError(f"the checks ended with exit code {_ended(child)}; what they printed is above") from error
     except KeyboardInterrupt:
         os.kill(child, signal.SIGKILL)  # nothing is written yet
-        _ended(child)  # it holds the lock too
+        _ended(child)  # it has the lock too
         raise
     finally:
         reader.close()
@@ -141,7 +141,7 @@ def _checked(pipeline: Pipeline) -> CheckedPipeline:
 
 def _forked(task: Callable[[], int]) -> int:
     """Start a process that runs `task`, and return its id. It ends when this process does, and the terminal's Ctrl-C
-    does not reach it. Its exit code is that of the task.
+    does not reach it. Its exit code is the task's.
     """
     owner = ownership()
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from ramet.report.html import write_report
 def write_pipeline_report(pipeline: Pipeline) -> Path:
     """Write the page into the folder of the pipeline, and return its path. Raises `ConfigError`.
 
-    It is that of the last RL training, with the curves of the last SFT and the last evaluation.
+    It is the page of the last RL training, with the curves of the last SFT and the last evaluation.
     """
     last = {stage.job: stage.folder for stage in pipeline.stages}
     main = next(last[job] for job in ("train", "sft", "eval") if job in last)
@@ -31,7 +31,7 @@ def write_pipeline_report(pipeline: Pipeline) -> Path:
 
 
 def score_tables(pipeline: Pipeline) -> list[TextTable]:
-    """Return the scores of all evaluations in one table; nothing where there is none."""
+    """Return the scores of all evaluations in one table; nothing without one."""
     points = [*_evaluations(pipeline).items()]
     return [sweep_cells(points, title=f"evaluations of {pipeline.folder}", first="stage")] if points else []
 

@@ -7,8 +7,8 @@ stages:
 ```
 
 A stage has the keys of the command line. `${stages.NAME.model}` is the model folder of a stage before it, and
-`${stages.NAME.run}` its run directory. All else with `${…}` is left to the configuration. The file may be somebody
-else's: only the command line lets the code of a model run.
+`${stages.NAME.run}` its run directory. Other `${…}` are left to the configuration. The file may come from somebody
+else: only the command line lets the code of a model run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REFERENCE = re.compile(r"\$\{stages\.[^{}]*\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage. Its folder is a run directory; of an export it holds the model and a record."""
+    """One stage. Its folder is a run directory; an export's has the model and a record."""
 
     name: str
     job: str  # train, sft, eval or export
@@ -75,7 +75,7 @@ class Stage:
 
     @property
     def references(self) -> list[str]:
-        """Each `${stages.…}` in its keys, once. Typed keys take the place of those of the file."""
+        """Each `${stages.…}` in its keys, once. Typed keys replace the file's."""
         typed = self.typed_keys
         written = [value for key, value in self.written.items() if key not in typed]
         return list(dict.fromkeys(REFERENCE.findall(f"{written} {self.typed}")))
@@ -157,7 +157,7 @@ def read_pipeline(name: str, words: Sequence[str], config_dir: Path | None = Non
         problems.append(f"run.name={places['run.name']}: {RUN_NAME_RULE}")
     stages = [_stage(file, folder, name, keys, problems) for name, keys in _stages_of(file).items()]
     if all(stage.job == EXPORT for stage in stages):
-        problems.append(f"{file}: has exports alone; `ramet export` does that")
+        problems.append(f"{file}: has only exports; `ramet export` does that")
     raise_all(problems)
     stages = _with_typed(stages, rest, problems)
     problems += [f"stage {stages[i].name}: {text}" for i in range(len(stages)) for text in _key_problems(stages, i)]
@@ -202,7 +202,7 @@ def _stages_of(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _stage(file: Path, folder: Path, name: str, keys: Mapping[str, Any], problems: list[str]) -> Stage:
-    """Return a stage as the file has it; what is wrong with it is added to `problems`."""
+    """Return a stage as the file has it; its problems are added to `problems`."""
     dotted = [(key, value) for key, value in _dotted(keys) if key != "job"]
     job = str(keys.get("job"))
     wrong = [f"{key}: is there more than once" for key, n in Counter(key for key, _ in dotted).items() if n > 1]
@@ -228,7 +228,7 @@ def _with_typed(stages: Sequence[Stage], words: Sequence[str], problems: list[st
         for each in names:
             typed[each].append(word.removeprefix(f"{name}:"))
         if not names:
-            why = "there is no such stage" if colon else "no stage reads it, or each takes it from another stage"
+            why = "no such stage" if colon else "no stage reads it, or each takes it from another stage"
             problems.append(f"{word.partition('=')[0]}: {why}; stages: {listed}")
     return [replace(stage, typed=tuple(typed[stage.name])) for stage in stages]
 
@@ -295,7 +295,7 @@ def _filled(value: Any, handed_on: Mapping[str, str]) -> Any:
 
 
 def _dotted(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys with their values. A mapping with names that hold dots, such as data sources, stays one."""
+    """Yield dotted keys with their values. A mapping with names that contain dots, such as data sources, stays one."""
     for key, value in values.items():
         if isinstance(value, dict) and value and all(PLAIN_NAME.fullmatch(str(name)) for name in value):
             yield from _dotted(value, f"{path}{key}.")

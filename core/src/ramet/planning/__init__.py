@@ -1,1 +1,1 @@
-"""Placement of a run and the memory that it needs, from the configuration alone: what `--dry-run` prints."""
+"""Placement of a run and the memory that it needs, from the configuration only: printed by `--dry-run`."""

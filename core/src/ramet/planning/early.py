@@ -1,7 +1,7 @@
-"""What is refused at once, before anything is imported that takes seconds (torch, transformers).
+"""Problems that are refused at once, before slow imports (torch, transformers).
 
-That is what keeps a job from looking further: no model, no data, a run directory of something else. All that can be
-known as quickly is reported with it. Other mistakes are reported by the job itself, all together.
+They keep a job from further checks: no model, no data, a run directory of another job. Other problems that are found as
+quickly are reported with them. The job itself reports the rest, all together.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ def _directory(config: Config, job: str) -> list[str]:
         return [str(error)]
     except OSError:
         return []  # the error comes when it is opened
-    return [] if recorded_job == job else [f"the run directory holds a `ramet {recorded_job}` run, not `ramet {job}`"]
+    return [] if recorded_job == job else [f"the run directory has a `ramet {recorded_job}` run, not `ramet {job}`"]

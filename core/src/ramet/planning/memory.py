@@ -1,9 +1,9 @@
 """How many bytes a run needs on each device, before anything is loaded: from the configuration and the model's shapes.
 
-A device goes through phases, and the plan's number is that of the worst: an update at its peak beside
-whatever else stays on the device, or rollouts beside what the policy keeps between updates. With `cluster.colocate` a
-vLLM engine on GPUs sleeps during updates; any other engine that shares a device keeps what it has. Every process that
-computes on a GPU has a CUDA context there, in all phases.
+A device goes through phases, and the plan's number belongs to the worst: the peak of an update plus all that stays on
+the device, or rollouts plus the policy's memory between updates. With `cluster.colocate` a vLLM engine on GPUs sleeps
+during updates; any other engine that shares a device keeps what it has. Every process that computes on a GPU has a CUDA
+context there, in all phases.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a plan follows from; `needs` are those of the advantage estimator and the loss."""
+    """Inputs of a plan; `needs` are the advantage estimator's and the loss's."""
 
     config: Config
     shape: ModelShape
     machine: Machine
     needs: frozenset[Need] = frozenset()
-    trains: bool = True  # False: engines alone, as evaluation has them
+    trains: bool = True  # False: only engines, as evaluation has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """One of some devices that hold the same. Bytes by phase and part."""
+    """One of some devices with the same load. Bytes by phase and part."""
 
     devices: Devices
     phases: Mapping[str, Mapping[str, int]]
@@ -64,7 +64,7 @@ class MemoryPlan:
     devices: tuple[DeviceMemory, ...]
     engine: EngineMemory | None
     tokens: int  # of one micro-batch on one rank
-    host_parts: Mapping[str, int]  # bytes in host memory, of all processes; on a CPU those beside `devices`
+    host_parts: Mapping[str, int]  # bytes in host memory, of all processes; on a CPU in addition to `devices`
 
     @property
     def host(self) -> int:
@@ -72,7 +72,7 @@ class MemoryPlan:
 
     @property
     def need(self) -> int:
-        """Bytes that the device that needs most needs; on a CPU those of all processes together."""
+        """Bytes of the device that needs most; on a CPU of all processes together."""
         if self.inputs.machine.cuda:
             return max(device.need for device in self.devices)
         return self.host + sum(device.need * device.devices.count for device in self.devices)
@@ -81,7 +81,10 @@ class MemoryPlan:
 def plan_memory(
     config: Config, machine: Machine, *, needs: frozenset[Need] = frozenset(), trains: bool = True
 ) -> MemoryPlan | str:
-    """The plan for the model in `model.path`, or why there is none: a model that is built otherwise may still run."""
+    """The plan for the model in `model.path`, or why it cannot be made:
+
+    a model that is built otherwise may still run.
+    """
     try:
         shape = read_shape(config.model)
     except ConfigError as error:
@@ -111,9 +114,9 @@ def estimate(inputs: Inputs) -> MemoryPlan:
 
 
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
-    """What is offloaded, the copy from which saves are written (`host`), and the processes themselves; with GPUs also
+    """Offloaded tensors, the copy from which saves are written (`host`), and the processes themselves; with GPUs also
     new weights in the object store with the two buffers through which they go there. An engine that sleeps drops its
-    weights and keeps nothing here. Files hold a mixture's experts one by one, so each of several ranks loads the whole
+    weights and keeps nothing here. Files have a mixture's experts one by one, so each of several ranks loads the full
     model.
     """
     aside = placement.ranks * sum(map(host, models))
@@ -170,7 +173,10 @@ def _phases(
 
 
 def _contexts(group: Devices, inputs: Inputs, engine: EngineMemory | None) -> dict[str, int]:
-    """Policy, reference and critic of a rank are one process. An engine without one of its own is in that, or alone."""
+    """Policy, reference and critic of a rank are one process.
+
+    An engine without its own process is in that one, or in the only one.
+    """
     if not inputs.machine.cuda:
         return {}
     rank = CUDA_CONTEXT if group.ranks else 0

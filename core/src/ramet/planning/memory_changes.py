@@ -1,6 +1,6 @@
 """Settings that would lower a plan's need of memory, for the advice of a refusal: one at a time, by key.
 
-Those of where and how things are computed come first, and last those that change what is learned.
+Settings of where and how things are computed come first, and last the settings that change what is learned.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _of_sft(inputs: SftInputs) -> Iterator[Change]:
     if inputs.ranks > 1:
         others = [Strategy.FSDP, Strategy.ZERO3] + [Strategy.ZERO3_OFFLOAD] * inputs.machine.cuda
         yield from (_sft(config, strategy=other) for other in others if other is not inputs.strategy)
-    if inputs.strategy is not Strategy.ZERO0:  # which is of float32 alone
+    if inputs.strategy is not Strategy.ZERO0:  # which is only for float32
         yield from _half(config)
     if inputs.strategy is not Strategy.NONE and inputs.machine.cuda and (devices or 0) >= 2 * inputs.ranks:
         workers = 2 * inputs.ranks

@@ -1,4 +1,4 @@
-"""What an engine holds on each of its devices, in bytes: weights, keys and values, and what it computes in.
+"""An engine's memory on each of its devices, in bytes: weights, keys and values, and work memory.
 
     keys and values of a token: 2 * layers * kv_heads * head_dim * (bytes of model.dtype)
 
@@ -7,9 +7,9 @@ that it may become, since it takes memory by need (engines/torch/cache.py). vLLM
 `gpu_memory_utilization`, and what weights and work leave of it are keys and values; with `kv_cache_bytes` it takes
 those.
 
-An engine in a process of its own has a CUDA context of its own on each of its devices, which stays while it sleeps.
-vLLM always is (AsyncLLM starts its processes), and its share does not count the context: it measures from after it was
-made. The engine `torch` is with `cluster=ray`; with `cluster=local` it uses the policy's process.
+An engine in a separate process has its own CUDA context on each of its devices, which stays while it sleeps. vLLM
+always is (AsyncLLM starts its processes), and its share does not count the context: it measures from after it was made.
+The engine `torch` is with `cluster=ray`; with `cluster=local` it uses the policy's process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ VLLM_TOKENS = 8192  # tokens of a round where engine.params.prefill_tokens leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Per device. Cache in bytes for so many tokens; `wanted` would hold all slots at full length."""
+    """Per device. Cache in bytes for so many tokens; `wanted` has room for all slots at full length."""
 
     parts: dict[str, int]
     token_bytes: int
     wanted: int
-    sequence: int  # one rollout at full length: less than that is no engine
+    sequence: int  # one rollout at full length: the least that an engine needs
     sleeps: bool = False  # gives its memory back while the policy trains
-    context: int = 0  # of its own processes, awake or not
-    asleep: int = 0  # what it keeps besides; awake it is a part of `engine.params.gpu_memory_utilization`
+    context: int = 0  # of the engine's processes, awake or not
+    asleep: int = 0  # its other memory; awake it is a part of `engine.params.gpu_memory_utilization`
 
     @property
     def cache(self) -> int:
@@ -56,7 +56,7 @@ class EngineMemory:
 
 
 def engine_memory(config: Config, shape: ModelShape, device_bytes: int | None, *, cuda: bool) -> EngineMemory | None:
-    """Return an engine's memory; None if it is not known here, as of one that is somewhere else."""
+    """Return an engine's memory; None if it is not known here, as for an engine elsewhere."""
     match config.engine.params:
         case TorchEngineConfig() as options:
             return _torch(config, options, shape, cuda=cuda)
@@ -74,7 +74,7 @@ def token_bytes(config: Config, shape: ModelShape) -> int:
 def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape, *, cuda: bool) -> EngineMemory:
     """Cache: slots * the longest sequence, rounded up. Work: float32 logits of all slots three times, the scores of a
     decode step, and three of the MLP's products for the tokens of one prefill. On a CPU it packs float32 weights, and
-    keeps those of an embedding beside those of the output head that is tied to it.
+    keeps the weights of an embedding in addition to those of the output head that is tied to it.
     """
     most = options.max_tokens or longest_sequence(config)
     each = token_bytes(config, shape)

@@ -1,13 +1,13 @@
-"""What a policy rank holds, in bytes per device, and when. One function per thing; its docstring is its formula.
+"""A policy rank's memory, in bytes per device and phase. One function per part; its docstring is its formula.
 
 Letters: P parameters, W policy ranks (of a replica, if there are several), T tokens that a rank computes at once, L
 blocks, H hidden, I intermediate, Q = heads * head_dim, K = kv_heads * head_dim, V vocabulary; c bytes of the type
-computed in (2 in bfloat16), d of the residual stream. FSDP computes on weights that were gathered in c, so d = c; one
-rank alone computes bfloat16 under autocast, where d = 4.
+computed in (2 in bfloat16), d of the residual stream. FSDP computes on weights that were gathered in c, so d = c. A
+single rank computes bfloat16 under autocast, where d = 4.
 
-Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
-Llama blocks and what FSDP2 holds in flight (`core/tests/planning/test_memory.py` traces both at true shapes and holds
-them to 5 %). NCCL's buffers and the CUDA context are added by `memory`.
+Weights, gradients and optimiser state are exact. The rest follows autograd's tensors for transformers' Qwen2, Qwen3 and
+Llama blocks, and FSDP2's tensors in flight. `core/tests/planning/test_memory.py` traces both at true shapes: they
+differ by at most 5 %. NCCL's buffers and the CUDA context are added by `memory`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class TrainedModel:
     config: Config
     ranks: int
     cuda: bool
-    head: tuple[Shape, ...] = ()  # that is trained whole beside adapters: the critic's
+    head: tuple[Shape, ...] = ()  # that is trained in full in addition to adapters: the critic's
     packed: int | None = None  # T, where it is known
     alone: bool | None = None  # no FSDP and no DeepSpeed, whose weights are in c while computed on; None: with one rank
 
     @property
     def shards(self) -> int:
-        """W: in each of `policy.replicas` the ranks have the whole together."""
+        """W: in each of `policy.replicas` the ranks together have all weights."""
         return max(1, self.ranks // self.config.policy.replicas)
 
     @property
@@ -96,10 +96,10 @@ class TrainedModel:
 
     @property
     def paths(self) -> int:
-        """P, where prefixes are computed once (`policy.share_prefixes`), else 0: positions on the paths of all runs of
-        T tokens. Every path is a row's, and a token is on one of each rollout of its group at most: rows * longest or
-        group_size * T, whichever is less, which rollouts reach that differ at their ends alone; and the batching's own
-        limit. FlexAttention gathers nothing: T.
+        """P, where prefixes are computed once (`policy.share_prefixes`), otherwise 0: positions on the paths of all
+        runs of T tokens. Every path is a row's, and a token is on one of each rollout of its group at most: rows *
+        longest or group_size * T, whichever is less, reached by rollouts that differ only at their ends; and the
+        batching's own limit. FlexAttention gathers nothing: T.
         """
         policy, device = self.config.policy, "cuda" if self.cuda else "cpu"
         attention = chosen_attention(self.config.model, device, plain=self.shape.plain)
@@ -148,8 +148,8 @@ def resident(model: TrainedModel) -> dict[str, int]:
 
 
 def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
-    """What torch's allocator holds on a GPU beyond `parts`: tensors of over 1 MiB are in whole pages of 2 MiB each, and
-    5 % of what a pass needs besides is lost between pieces of other sizes (an assumption, not measured).
+    """Memory of torch's allocator on a GPU in addition to `parts`. Tensors of over 1 MiB take full pages of 2 MiB each.
+    5 % of a pass's other memory is lost between pieces of other sizes (an assumption, not measured).
     """
     passing = sum(parts.get(name, 0) for name in (FLIGHT, ACTIVATIONS, WORK))
     sizes = _own_sizes(model, model.trained, MASTER)
@@ -159,7 +159,7 @@ def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
 
 
 def host(model: TrainedModel) -> int:
-    """Bytes that one rank keeps in host memory: what is offloaded, and the one copy of weights and optimiser from which
+    """Bytes that one rank keeps in host memory: offloaded tensors, and the one copy of weights and optimiser from which
     saves are written.
 
     With `policy.offload=optimizer`, and for that copy, tensors share pinned chunks (policy/host_memory.py). With `all`
@@ -200,11 +200,11 @@ def kept_per_token(model: TrainedModel, longest: int) -> int:
 
 
 def gathered_keys(model: TrainedModel) -> tuple[int, int]:
-    """Bytes where prefixes are computed once: what a block keeps more, and what its attention's backward pass holds.
+    """Bytes where prefixes are computed once: a block's additional tensors, and those of its attention's backward pass.
 
     Kept: a copy of the output, c Q T, and keys and values of all paths instead of the tokens' own, 2c K (P - T); SDPA
-    on CUDA repeats them for all heads, Q instead of K. Held: gradients of what was gathered, and those of the keys or
-    values once more in float32, 4 K (P + T).
+    on CUDA repeats them for all heads, Q instead of K. In the backward pass: gradients of the gathered tensors, and of
+    the keys or values once more in float32, 4 K (P + T).
     """
     s, c, tokens, paths = model.shape, model.computed, model.tokens, model.paths
     if not paths:
@@ -233,8 +233,8 @@ def activations(model: TrainedModel) -> tuple[int, int]:
     """Bytes kept from forward to backward pass, and those that the current block adds.
 
     Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
-    The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block holds one more c I; if that of
-    an attention with gathered keys holds more, the 4c I of the MLP are free by then.
+    The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block needs one more c I. If an
+    attention with gathered keys needs more in its backward pass, the 4c I of the MLP are free by then.
     """
     s, tokens = model.shape, model.tokens
     gathered, summed = gathered_keys(model)
@@ -260,7 +260,8 @@ def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
     """Parts by the phase of an update in which they are held together; the largest is the peak.
 
     An offloaded optimiser comes with the first optimiser step of an update and is away only in the passes before that.
-    With several replicas the sums of gradients wait on the device for those of the others, also if they are offloaded.
+    With several replicas the sums of gradients wait on the device for the other replicas' sums, also if they are
+    offloaded.
     """
     held = state(model)
     if model.config.policy.offload is Offload.ALL:
@@ -281,13 +282,13 @@ def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
 
 
 def _in_flight(model: TrainedModel) -> Mapping[str, int]:
-    """Weights and gradients that are whole for a while, of a block B, the head and all outside blocks O.
+    """Weights and gradients that are gathered for a while, of a block B, the head and all outside blocks O.
 
     FSDP: O stays gathered, c O; a block is c B, the next one arrives, c B; a block's gradient is c B, and 4 B while it
     is added up over ranks; the head's gradient waits for the embedding's, c; at the end O is freed and its gradients
-    are added up, (c + 4) O, to those of the pass before, 4 O/W; or the last block's sum is still there, 4 B.
-    One rank in bfloat16: autocast's copies of all linear layers and of the head, 2 bytes each, and the head's gradient.
-    LoRA has no gradients here worth counting, and frozen weights need no copy.
+    are added up, (c + 4) O, to the previous pass's, 4 O/W; or the last block's sum is still there, 4 B. One rank in
+    bfloat16: autocast's copies of all linear layers and of the head, 2 bytes each, and the head's gradient. LoRA has no
+    gradients here worth counting, and frozen weights need no copy.
     """
     s, c = model.shape, model.computed
     block, outside, head = count(s.block), count(s.outside), s.vocab * s.hidden

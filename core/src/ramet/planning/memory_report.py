@@ -28,7 +28,10 @@ def gib(size: float) -> str:
 
 
 def table(plan: MemoryPlan | str) -> list[str]:
-    """Lines. Weights, gradients and optimiser are exact; the rest are estimates. A text is why there is no plan."""
+    """Lines. Weights, gradients and optimiser are exact; the rest are estimates.
+
+    A text says why a plan cannot be made.
+    """
     if isinstance(plan, str):
         return [plan]
     lines = [line for device in plan.devices for line in _device(plan, device)]
@@ -36,7 +39,7 @@ def table(plan: MemoryPlan | str) -> list[str]:
         rank = "rank" if isinstance(plan.inputs, SftInputs) else "policy rank"
         lines.append(f"a {rank} computes at most {plan.tokens:,} tokens at once{_lengths(plan.inputs)}")
         if not plan.inputs.shape.is_traced:
-            lines.append(f"activations are a guess: those of {plan.inputs.shape.architecture} were not traced")
+            lines.append(f"activations are a guess: {plan.inputs.shape.architecture} was not traced")
     if plan.engine is not None:
         engine = plan.engine
         lines.append(
@@ -45,7 +48,7 @@ def table(plan: MemoryPlan | str) -> list[str]:
         )
     parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
     if not plan.inputs.machine.cuda:
-        lines.append(f"besides, of all processes, GiB: {parts}")
+        lines.append(f"in addition, of all processes, GiB: {parts}")
     elif plan.host:
         nodes = plan.inputs.machine.nodes or 1
         each = f", {gib(plan.host / nodes)} on each of {nodes}" if nodes > 1 else ""
@@ -101,9 +104,9 @@ def _verdict(plan: MemoryPlan) -> str:
 
 
 def check_memory(plan: MemoryPlan | str) -> list[str]:
-    """Problems: devices whose memory is known and too small, a host that is, an engine without room for one rollout.
+    """Problems: devices whose memory is known and too small, such a host, an engine without room for one rollout.
 
-    None where there is no plan.
+    None without a plan.
     """
     if isinstance(plan, str):
         return []
@@ -156,7 +159,7 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
 
 
 def _advice(plan: MemoryPlan) -> str:
-    """The three settings that lower the need most, what each comes to alone, and a set that fits if none does."""
+    """The three settings that lower the need most, the need with each of them, and a set that fits if none does."""
     needs: dict[str, tuple[int, Change]] = {}
     for change in filter(partial(_allowed, plan), changes(plan)):
         need = _again(plan.inputs, change.config).need
@@ -168,7 +171,7 @@ def _advice(plan: MemoryPlan) -> str:
     if not best:
         return f"no single setting lowers it: a smaller model or larger devices are needed{end}"
     alone = ", ".join(f"{change} ({gib(need)} GiB)" for need, change in best)
-    return f"what helps most, each alone: {alone}{_together(plan)}{end}"
+    return f"what helps most, each by itself: {alone}{_together(plan)}{end}"
 
 
 def _together(plan: MemoryPlan) -> str:

@@ -1,7 +1,7 @@
-"""What the ranks of `ramet sft` hold, in bytes: the formulas of the policy (`memory_policy`), and those of DeepSpeed.
+"""Memory of the ranks of `ramet sft`, in bytes: the policy's formulas (`memory_policy`), and DeepSpeed's.
 
 Without a strategy a rank is the policy's only one; with `fsdp` it is one of W, sharded by FSDP2 as the policy is. With
-DeepSpeed it is counted here, after the sources of DeepSpeed 0.19. Letters are those of `memory_policy`.
+DeepSpeed it is counted here, after the sources of DeepSpeed 0.19. Letters as in `memory_policy`.
 
 Weights, gradients and optimiser are exact but for what DeepSpeed pads: tests compare them with real ranks.
 """
@@ -60,8 +60,8 @@ from ramet.policy.batching.packing import PackedLayout, model_cost
 from ramet.policy.batching.partition import plans_of_parts
 
 LOADED = "weights while they are read"
-# DeepSpeed's defaults, in numbers, not bytes: of a buffer of gradients that are reduced together, of whole weights that
-# a rank keeps in ZeRO-3 (stage3_max_live_parameters), and of weights that are stepped at once (sub_group_size).
+# DeepSpeed's defaults, in numbers, not bytes: of a buffer of gradients that are reduced together, of gathered weights
+# that a rank keeps in ZeRO-3 (stage3_max_live_parameters), and of weights that are stepped at once (sub_group_size).
 BUCKET, LIVE, STEPPED = 5 * 10**8, 10**9, 10**9
 MASTER = 4  # bytes of what AdamW steps: float32
 
@@ -119,7 +119,10 @@ class SftInputs(Inputs):
 
 
 def plan_sft_memory(config: Config, machine: Machine, steps: Sequence[Sequence[int]] | None = None) -> MemoryPlan | str:
-    """The plan for the model in `model.path`, or why there is none: a model that is built otherwise may still train."""
+    """The plan for the model in `model.path`, or why it cannot be made:
+
+    a model that is built otherwise may still train.
+    """
     try:
         shape = read_shape(config.model)
     except ConfigError as error:
@@ -190,15 +193,15 @@ def sft_state(inputs: SftInputs) -> dict[str, int]:
     """Return the bytes of one rank, on its device or, offloaded, in host memory.
 
     `none`, `fsdp`: as the policy's. DeepSpeed: weights c P for the passes and, with ZeRO-2 and 3, 4 P that AdamW steps,
-    gradients c P, moments 8 P. Spread over W are, with ZeRO-2, all but the weights of the passes; with ZeRO-3 all.
-    With LoRA P is the adapter's, and the base model adds c for each of its own weights.
+    gradients c P, moments 8 P. Spread over W are, with ZeRO-2, all but the weights of the passes; with ZeRO-3 all. With
+    LoRA P is the adapter's, and the base model adds c for each weight.
     """
     if not inputs.deepspeed:
         return state(inputs.model)
     count, share = inputs.n_trained, -(-inputs.n_trained // inputs.ranks)
     whole, size = count + parameters(inputs.model.frozen), inputs.model.computed
     match inputs.strategy:
-        case Strategy.ZERO0:  # float32 alone (sft/strategies.py)
+        case Strategy.ZERO0:  # only float32 (sft/strategies.py)
             return {WEIGHTS: MASTER * whole, GRADIENTS: MASTER * count, OPTIMISER: 2 * MASTER * count}
         case Strategy.ZERO2:
             weights = size * whole + MASTER * share
@@ -220,7 +223,7 @@ def _update(inputs: SftInputs) -> Mapping[str, int]:
 
 def _deepspeed_phases(inputs: SftInputs) -> Mapping[str, Mapping[str, int]]:
     """Parts by moment. In flight: c 5e8 of gradients that are reduced together, which ZeRO-2 and 3 allocate on a GPU
-    however few there are (elsewhere min(P, 5e8): nothing touches the rest), and, with ZeRO-3, c min(P, 1e9) of whole
+    however few there are (elsewhere min(P, 5e8): nothing touches the rest), and, with ZeRO-3, c min(P, 1e9) of gathered
     weights. A step computes on gradients in float32, 4 min(P/W, 1e9) where they are in bfloat16.
     """
     model, count, size = inputs.model, inputs.n_trained, inputs.model.computed
@@ -238,7 +241,7 @@ def _deepspeed_phases(inputs: SftInputs) -> Mapping[str, Mapping[str, int]]:
 
 
 def _host_parts(inputs: SftInputs) -> dict[str, int]:
-    """The processes and what is offloaded; with GPUs also the model, which every rank of a strategy reads as a whole.
+    """The processes and offloaded tensors; with GPUs also the model, which every rank of a strategy reads completely.
     Before FSDP2 shards it, accelerate makes float32 of it.
     """
     alone = inputs.strategy is Strategy.NONE

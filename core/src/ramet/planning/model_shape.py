@@ -1,7 +1,7 @@
-"""What a model's weights look like, without any weight: it is built on torch's meta device, which holds shapes.
+"""Shapes of a model's weights, without any weight: it is built on torch's meta device, which has only shapes.
 
-Memory of weights, gradients and optimiser state follows from these shapes alone, so a plan made from a `config.json`
-is exact to the byte.
+Memory of weights, gradients and optimiser state follows from these shapes, so a plan made from a `config.json` is exact
+to the byte.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModelShape:
     """Letters of the formulas: hidden H, intermediate I, heads * head_dim Q, kv_heads * head_dim K, vocab V."""
 
     block: tuple[Shape, ...]  # parameters of one block
-    outside: tuple[Shape, ...]  # those of embedding, last norm and output head; a tied one once
+    outside: tuple[Shape, ...]  # embedding, last norm and output head; a tied one once
     linear: tuple[tuple[int, int], ...]  # (in, out) of the linear layers of one block
     layers: int
     hidden: int
@@ -48,7 +48,7 @@ class ModelShape:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the formulas of what a pass holds were compared with a trace of such blocks."""
+        """Whether the formulas of a pass's tensors were compared with a trace of such blocks."""
         return self.architecture in TRACED
 
     @property
@@ -96,7 +96,7 @@ def read_shape(model: ModelConfig) -> ModelShape:
 
 
 def shape_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> ModelShape:
-    """Raises `AttributeError` or `ValueError` for a model that is no stack of blocks. All are taken to be alike."""
+    """Raises `AttributeError` or `ValueError` for a model that is not a stack of blocks. All blocks count as alike."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=trust_remote_code

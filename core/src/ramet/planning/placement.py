@@ -1,4 +1,4 @@
-"""Devices of policy ranks and rollout workers, from the configuration alone. Ray chooses the nodes.
+"""Devices of policy ranks and rollout workers, from the configuration only. Ray chooses the nodes.
 
 Devices are numbered over all nodes. Policy ranks take one each; rollout workers take `tensor_parallel` each, others or,
 with `cluster.colocate`, the same ones, of which there must be as many (cluster/check.py). In one process
@@ -47,8 +47,8 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
         match = _WRITTEN.fullmatch(written)
         if match is None or not all(map(float, filter(None, match.groups()[:3]))):
             raise ConfigError(
-                f"--on: {written!r} is no machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or "
-                "2x8x80GiB (GiB, GB, MiB)"
+                f"--on: {written!r} is not a machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB "
+                "or 2x8x80GiB (GiB, GB, MiB)"
             )
         nodes, size = int(match[1] or 1), int(float(match[3]) * UNITS[match[4].upper()])
         return Machine(
@@ -77,7 +77,7 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices that hold the same. `ranks` and `engines` are how many live on them, together."""
+    """Devices with the same load. `ranks` and `engines`: how many are on them, together."""
 
     first: int
     count: int
@@ -124,7 +124,7 @@ class DevicePlan:
 
 
 def plan_devices(config: Config, machine: Machine, *, trains: bool = True) -> DevicePlan:
-    """`trains` False: engines alone, as evaluation has them."""
+    """`trains` False: only engines, as evaluation has them."""
     cluster = config.cluster
     local = cluster.name == "local"
     ranks, engines = (1, 1) if local else (cluster.policy_workers, cluster.rollout_workers)
@@ -174,13 +174,13 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
         advice.append("set cluster.colocate=true")
     return [
         f"cluster: {_workers(plan.ranks, plan.engines, ' and ')} need {plan.n_devices} devices"
-        f"{' beside each other' if beside else ''}, and there are {machine.devices}; "
+        f"{' beside each other' if beside else ''}, and the machine has {machine.devices}; "
         f"{', or '.join([*advice, 'take a machine with more'])}"
     ]
 
 
 def all_devices(config: Config, machine: Machine) -> ClusterConfig | None:
-    """`cluster` of a run that is in one process now, and would use every GPU of the machine; None if there is none."""
+    """`cluster` for a run that is in one process now, so that it uses every GPU of the machine; or None."""
     width, devices = tensor_parallel(config), machine.devices or 1
     if not machine.cuda or config.cluster.name != "local" or devices == 1 or devices % width:
         return None
@@ -194,7 +194,7 @@ def all_devices(config: Config, machine: Machine) -> ClusterConfig | None:
 
 
 def idle_devices(config: Config, machine: Machine, *, trains: bool = True) -> str:
-    """Name the devices that the plan leaves unused, and a setting that would use them; empty if there are none."""
+    """Name the devices that the plan leaves unused, and a setting that would use them; empty without such devices."""
     used = plan_devices(config, machine, trains=trains).n_devices
     if not machine.cuda or machine.devices is None or used >= machine.devices:
         return ""

@@ -38,7 +38,7 @@ class RunPlan:
     problems: Sequence[str]
 
     def __str__(self) -> str:
-        return f"{self.path} ({'continues with what is there' if self.resumed else 'new'})"
+        return f"{self.path} ({'continues with its files' if self.resumed else 'new'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def not_writable(path: Path, key: str) -> list[str]:
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return []
-    return [f"{key}: {str(path)!r} cannot be written, because {str(nearest)!r} is no folder that can be written to"]
+    return [f"{key}: {str(path)!r} cannot be written, because {str(nearest)!r} is not a folder that can be written to"]
 
 
 def _in_use(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Questions in, rollouts on the screen: the worker, the prompt and the sampling are those of training.
+"""Questions in, rollouts on the screen: with the worker, the prompt and the sampling of training.
 
 Nothing is written, and no run directory is needed. All rollouts begin at the prompt. With a `Talk` as screen, each
 question continues the conversation.
@@ -42,7 +42,7 @@ LEAST_SLOTS = 4  # that every engine takes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPlay:
-    """What is played with, checked."""
+    """The checked parts of a session."""
 
     config: Config
     components: Components
@@ -60,10 +60,11 @@ def run(
     top_k: int = 0,
     refused: Callable[[ConfigError], None] | None = None,
 ) -> bool:
-    """Play every question; whether infrastructure failed in no rollout. None among them begins another conversation.
+    """Run every question; returns whether infrastructure failed in no rollout. None among them begins another
+    conversation.
 
-    `refused` is called for a question that makes no prompt (it is too long), and the next one is played; without it
-    the error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
+    `refused` is called for a question that makes no prompt (it is too long), and the next one runs; without it the
+    error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
     """
     with recording():  # nothing is written: it counts warnings that come again and again, logs their number at the end
         prepared = prepare(_neutral(resolved, screen), rollouts, top_p=top_p, top_k=top_k)
@@ -105,7 +106,7 @@ def _number(rollouts: int, config: Config) -> list[str]:
 
 
 def _neutral(resolved: Resolved, screen: Screen) -> Resolved:
-    """Spell chat markup out in prompts of a conversation: they have what tools returned, as text that may hold some."""
+    """Spell chat markup out in prompts of a conversation: they contain results of tools, as text that may have some."""
     if not isinstance(screen, Talk) or MARKUP in resolved.set_by_user:
         return resolved
     config = copy.deepcopy(resolved.config)
@@ -114,7 +115,7 @@ def _neutral(resolved: Resolved, screen: Screen) -> Resolved:
 
 
 def _with_few_slots(resolved: Resolved, rollouts: int) -> Config:
-    """An engine holds memory for each of its slots, and here few are used. A deterministic run keeps what it has."""
+    """An engine reserves memory for each of its slots, and here few are used. A deterministic run keeps what it has."""
     config = resolved.config
     slots = getattr(config.engine.params, "slots", None)
     if slots is None or config.run.deterministic or SLOTS in resolved.set_by_user:
@@ -195,7 +196,8 @@ def _check_length(task: Task, encoder: Encoder, prepared: PreparedPlay) -> None:
         )
     if held is not None and n_tokens >= held:
         raise ConfigError(
-            f"{what} a prompt of {n_tokens} tokens, and model and engine hold {held} with the response; {remedy}"
+            f"{what} a prompt of {n_tokens} tokens, and model and engine have room for {held} with the "
+            f"response; {remedy}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `ramet play` prints: each turn as soon as it is there, who wrote which text, and why a rollout ended."""
+"""The output of `ramet play`: each turn as soon as it is there, who wrote which text, and why a rollout ended."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ HEADER, PROMPT, SAMPLED, CALL, INSERTED, FAULT = "bold", "dim", "", "yellow", "c
 
 
 class Screen:
-    """`ramet.rollout.observer.RolloutObserver`. Colours in terminals alone; a pipe gets the same words.
+    """`ramet.rollout.observer.RolloutObserver`. Colours only in terminals; a pipe gets the same words.
 
-    Everything has a header line of its own (`turn 1, sampled: …`), so that texts can be distinguished without colours.
+    Each text has its own header line (`turn 1, sampled: …`), so that texts can be distinguished without colours.
     """
 
     def __init__(self, *, several: bool = False, out: TextIO | None = None) -> None:
-        """`several` rollouts play at once, so each line says of which it is."""
+        """`several` rollouts run at once, so each line names its rollout."""
         self._several = several
         self._console = PipeConsole(file=out or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._has_prompt = False
 
     def began(self, rollout: str, prompt: Segment) -> None:
-        """The first prompt is shown whole, as the model gets it; later ones have the same beginning."""
+        """The first prompt is shown in full, as the model gets it; later ones have the same beginning."""
         if self._has_prompt:
             return
         self._has_prompt = True
@@ -56,7 +56,7 @@ class Screen:
         self._line(f"{self._of(rollout)}{text}", FAULT if record.status is CallStatus.INFRA else CALL)
 
     def rendered(self, rollout: str, messages: Sequence[Message]) -> None:
-        """Show nothing: what is inserted is shown as the model reads it."""
+        """Show nothing: inserted text is shown as the model reads it."""
 
     def inserted(self, rollout: str, segment: Segment) -> None:
         header = f"{self._of(rollout)}turn {segment.turn + 1}, inserted: {_tokens(len(segment))}"

@@ -1,4 +1,4 @@
-"""A conversation over several questions: what was said so far becomes the prompt of the next question's task."""
+"""A conversation over several questions: its messages become the prompt of the next question's task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramet.types import Generation, Message, Segment
 
 
 class Talk(Screen):
-    """A screen that keeps what it shows as messages: what the model wrote, and what was rendered for it.
+    """A screen that keeps its texts as messages: the model's texts, and the texts rendered for it.
 
     A step that inserts results into the model's own message (`tags`) has them there in the next prompt too.
     """

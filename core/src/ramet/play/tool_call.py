@@ -1,4 +1,4 @@
-"""One call of a tool, with the settings of a run: its options, time-out, retries, limits, and a state if it holds one.
+"""One call of a tool, with the settings of a run: its options, time-out, retries, limits, and a state if it has one.
 
 Without a model nothing can be counted in tokens, so results are then not cut.
 """
@@ -63,13 +63,13 @@ def _say_if_json(schema: ToolSchema, text: str) -> None:
         return
     if isinstance(parsed, dict) and parsed and set(parsed) <= set(schema.parameters.get("properties", {})):
         logger.warning(
-            "tool call: %s takes one text, %s, and was given the JSON object as that text; write the text alone",
+            "tool call: %s takes one text, %s, and was given the JSON object as that text; write only the text",
             schema.name, schema.text_parameter,
         )  # fmt: skip
 
 
 class NoTokens:
-    """Stands in for an `Encoder` where there is no model: nothing is counted, so nothing is cut."""
+    """Stands in for an `Encoder` without a model: nothing is counted, so nothing is cut."""
 
     def untrusted(self, text: str) -> list[int]:
         return []

@@ -1,7 +1,7 @@
-"""Loading: what is installed becomes filled registries, once per process (driver and every actor).
+"""Loading: installed plugins fill the registries, once per process (driver and every actor).
 
-A name offered twice is fatal. A plugin that cannot be imported, breaks a hook or was built for another contract version
-is recorded as BROKEN with its reason, and is fatal only for a run that selects something from it.
+A name offered twice is fatal. A plugin is recorded as BROKEN, with its reason, if it cannot be imported, breaks a hook
+or was built for another contract version. That is fatal only for a run that selects one of its components.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for
 
 @dataclass(slots=True, kw_only=True)
 class PluginInfo:
-    """One plugin as `ramet plugins` lists it. `broken` holds the reason, None when healthy."""
+    """One plugin as `ramet plugins` lists it. `broken`: the reason, None when healthy."""
 
     name: str
     module: str
@@ -59,7 +59,7 @@ class PluginInfo:
 
 
 def core_engines() -> Registry[Any]:
-    """The engines of the core, which alone has some: no hook offers them."""
+    """The engines of the core: no hook offers others."""
     registry: Registry[Any] = Registry("engine", "engine")
     staged: list[tuple[Any, Entry[Any]]] = []
     core = core_source()
@@ -132,7 +132,7 @@ def origin(component: object) -> str:
 
 
 def load_from(sources: list[Source]) -> Plugins:
-    """Load these sources in order. Split from `load_plugins` so that tests can load plugins of their own."""
+    """Load these sources in order. Separate from `load_plugins` so that tests can load their own plugins."""
     manager = pluggy.PluginManager("ramet")
     manager.add_hookspecs(hookspecs)
     plugins = Plugins(registries=Registries(), infos=[])
@@ -147,7 +147,7 @@ def load_from(sources: list[Source]) -> Plugins:
 
 
 def _once(source: Source, loaded: Iterable[Source]) -> Source:
-    """The source; one that is broken if its module is that of another one, which is installed."""
+    """The source; a broken one if its module belongs to another installed one."""
     first = next((other for other in loaded if other.module == source.module and other.name != source.name), None)
     if first is None:
         return source
@@ -220,9 +220,9 @@ def _expect_known_hooks(module: Any) -> None:
         if hasattr(member, "ramet_impl"):
             close = close or difflib.get_close_matches(name, hook_names, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise PluginError(f"there is no hook {name!r}.{hint} Hooks: {', '.join(hook_names)}")
+            raise PluginError(f"no hook {name!r}.{hint} Hooks: {', '.join(hook_names)}")
         if close:
-            raise PluginError(f"{name!r} is no hook and would never be called. Did you mean {close[0]!r}?")
+            raise PluginError(f"{name!r} is not a hook and would never be called. Did you mean {close[0]!r}?")
 
 
 def _collect(module: Any, source: Source, registries: Registries) -> list[tuple[Any, Entry[Any]]]:

@@ -1,7 +1,7 @@
 """Whether what a plugin built has the shape that its hook asks for: attributes, methods, parameters, async or not.
 
 Found here it is one line that names the plugin, before anything starts; found later it is a traceback in the middle of
-a step, or rollouts that no reward can judge. What the methods *do* is the business of `ramet.testing`.
+a step, or rollouts that no reward can judge. `ramet.testing` checks what the methods *do*.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null
 FORKS = ("copy", "replay", "none")
 ALL_CALLS = "max_tool_calls"  # among a benchmark's limits: of all tools together
 QUESTION = "{question}"  # in a benchmark's prompt
-STATEFUL = ("rollout step", "tool")  # kinds that may hold states
+STATEFUL = ("rollout step", "tool")  # kinds that may have states
 PROTOCOLS: dict[str, type[Any]] = {
     "rollout step": RolloutStep,
     "branch policy": BranchPolicy,
@@ -49,13 +49,13 @@ PROTOCOLS: dict[str, type[Any]] = {
 
 
 class _Starts:
-    """What tools, tool sets and rewards may have besides."""
+    """Optional methods of tools, tool sets and rewards."""
 
     async def start(self, services: Services) -> None: ...
 
 
 class _ChecksTasks:
-    """What rewards may have besides."""
+    """Optional methods of rewards."""
 
     def check_task(self, task: Task) -> str | None: ...
 
@@ -76,7 +76,7 @@ OPTIONAL: dict[str, tuple[type[Any], tuple[str, ...]]] = {  # method -> its form
 
 
 def is_tool_set(built: object) -> bool:
-    """Whether a factory of hook 5 returned a set: it has `open` and no schema of its own."""
+    """Whether a factory of hook 5 returned a set: it has `open` and no schema."""
     return hasattr(built, "open") and not hasattr(built, "schema")
 
 
@@ -165,7 +165,7 @@ def info_problems(info: object) -> Iterator[str]:
         if problem := sampling_problem(key, value):
             yield f"info.sampling[{key!r}] is {value!r:.80}: {problem}"
     if info.prompt is not None and QUESTION not in info.prompt:
-        yield f"info.prompt is {info.prompt!r:.80}: must hold {QUESTION}, where the question goes"
+        yield f"info.prompt is {info.prompt!r:.80}: must contain {QUESTION}, where the question goes"
 
 
 def _are_texts(value: object) -> bool:

@@ -1,9 +1,9 @@
-"""The seven hooks. pluggy answers one question, once per process: what is installed?
+"""The seven hooks. pluggy lists the installed plugins, once per process.
 
-Every hook has the form `register_<kind>(register)`; call `register(name, factory, config=Dataclass)` once per thing
-you offer. `factory` is a callable, or a string `"package.module:attribute"` where importing it is heavy (torch):
-plugins are loaded for `ramet --help` too. With `config`, the factory is called with one instance of that dataclass,
-else without arguments. No pluggy call happens after start-up: configuration names things, the registry builds them.
+Every hook has the form `register_<kind>(register)`; call `register(name, factory, config=Dataclass)` once per thing you
+offer. `factory` is a callable, or a string `"package.module:attribute"` where importing it is heavy (torch): plugins
+are loaded for `ramet --help` too. With `config`, the factory is called with one instance of that dataclass, otherwise
+without arguments. No pluggy call happens after start-up: configuration names things, the registry builds them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ C = TypeVar("C")
 
 
 class Register(Protocol[T_contra]):
-    """What a hook receives. Raises `PluginError` for a bad name, factory or configuration class.
+    """The argument of a hook. Raises `PluginError` for a bad name, factory or configuration class.
 
-    A name that another plugin (or this one) registered too is fatal for the whole process, once all hooks were called.
+    A name that another plugin (or this one) registered too is fatal for the process, once all hooks were called.
     """
 
     @overload

@@ -1,4 +1,4 @@
-"""Keys in messages: an instance with a name of its own (`rewards.second.use=llm_judge`) is named as the user wrote it.
+"""Keys in messages: a named instance (`rewards.second.use=llm_judge`) has the name that the user wrote.
 
 A plugin says `rewards.llm_judge.params.server`, the key under which it is registered: it does not know the name of its
 instance. Where the core builds or loads an instance it opens `instance_of`, which puts the instance's key in its place:

@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 10.0
 async def start_component(component: object, label: str, services: Services) -> None:
     """Call its `start`, if it has one. `label` names it in messages.
 
-    Raises its `RametError` as it is, `InfraError` if it does not return, `PluginError` for anything else.
+    Raises its `RametError` as it is, `InfraError` if it does not return, otherwise `PluginError`.
     """
     start = getattr(component, "start", None)
     if start is None:

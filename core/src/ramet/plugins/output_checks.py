@@ -36,7 +36,7 @@ LOGGED_OF_TRAINING = frozenset({"loss", "grad_norm", "lr", "entropy", "kl_refere
 
 
 def stop_problem(stop: object) -> str | None:
-    """Check the stops that a rollout step gave `ctx.generate`: a text alone would be taken as its characters."""
+    """Check the stops that a rollout step gave `ctx.generate`: a single text would be taken as its characters."""
     if isinstance(stop, str):
         return f"calls generate with stop={stop!r}: give a list of texts, stop=[{stop!r}]"
     return None
@@ -115,7 +115,7 @@ def step_problem(result: object) -> str | None:
     if not isinstance(result, StepResult):
         return f"returned {type(result).__name__}: return a StepResult"
     if not _are_inserts(result.insert):
-        return f"insert holds {result.insert!r:.200}: use Markup and Untrusted"
+        return f"insert has {result.insert!r:.200}: use Markup and Untrusted"
     if result.stop is not None and not isinstance(result.stop, StopReason):
         return f"stop is {result.stop!r}: use a StopReason"
     if result.stop is StopReason.FAULT:
@@ -126,7 +126,7 @@ def step_problem(result: object) -> str | None:
 
 
 def _outcome_problem(result: StepResult) -> str | None:
-    """Whether what a rollout step gave besides (info, reward, metrics) can be recorded."""
+    """Whether the other results of a rollout step (info, reward, metrics) can be recorded."""
     if result.stop is StopReason.PRUNED:
         return "stop is StopReason.PRUNED: only a branch policy prunes; use StopReason.DONE"
     if (problem := _json_problem(result.info)) is not None:
@@ -220,7 +220,7 @@ def _number_problem(value: object, of: str) -> str | None:
     if not math.isfinite(number):
         return f"scored {of} with {value!r:.80}: give a finite number, or None for not judged"
     if not _holds(number):
-        return f"scored {of} with {value!r:.80}: give a number that float32 holds, up to 3.4e38"
+        return f"scored {of} with {value!r:.80}: give a number that fits float32, up to 3.4e38"
     return None
 
 

@@ -1,8 +1,7 @@
 """The line of a plugin's own code that an error or a component comes from, for messages.
 
-Lines are `package/module.py:12`, relative to the folder that holds the package: where it is installed says nothing to
-a reader who fixes it. Lines of the core, of the standard library and of what calls plugins for the core are never
-named.
+Lines are `package/module.py:12`, relative to the folder of the package: its place says nothing to a reader who fixes
+it. Lines of the core, of the standard library and of what calls plugins for the core are never named.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def running_at(frame: FrameType) -> str:
-    """Return `function (package/module.py:12)` of the innermost plugin code that `frame` runs, else of `frame`."""
+    """Return `function (package/module.py:12)` of the innermost plugin code that `frame` runs, otherwise of `frame`."""
     calls: list[FrameType] = []
     outer: FrameType | None = frame
     while outer is not None:
@@ -52,7 +51,7 @@ def running_at(frame: FrameType) -> str:
 def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost: CodeType) -> str:
     """Return the function and line of plugin code that does not end; nothing if it is not plugin code.
 
-    That is what `frame` runs within a call of `outermost`, else what one of the `waiting` tasks awaits.
+    That is the code that `frame` runs within a call of `outermost`, otherwise the code that a `waiting` task awaits.
     """
     inner: FrameType | None = frame
     while inner is not None and inner.f_code is not outermost:
@@ -83,14 +82,14 @@ def defined_at(component: object, method: str = "__call__") -> str:
 
 
 def written_by_user(component: object) -> object:
-    """Return the function that `function_tool` or `per_rollout` made a component of; else the component itself."""
+    """Return the function that `function_tool` or `per_rollout` made a component of; otherwise the component itself."""
     return getattr(component, "user_function", component)
 
 
 def named(error: ConfigError, who: str, key: str) -> ConfigError:
     """Return a `ConfigError` that a plugin raised in a call, with the component's name before it.
 
-    Left alone if the message says whose it is already: it was named further in, or begins with the component's `key`.
+    Unchanged if the message names the component already, or begins with the component's `key`.
     """
     if error.component is not None or key in str(error):
         return error
@@ -113,8 +112,8 @@ def failed(error: BaseException, who: str, on: str = "") -> PluginError:
 def boundary(who: str, key: str, *, on: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Call a component whose every failure stops the run: `with boundary("policy loss 'mine'", "policy_loss"): …`.
 
-    A `ConfigError` gets the component's name; other errors of the contract, and those that `passes` names, are left
-    alone; whatever else is raised becomes a `PluginError` with name, type and line. `on`: what was asked of it.
+    A `ConfigError` gets the component's name; other errors of the contract, and those that `passes` names, stay
+    unchanged. Any other exception becomes a `PluginError` with name, type and line. `on`: the input of the call.
     """
     left_alone: tuple[type[Exception], ...] = (RametError, *passes)
     try:
@@ -128,7 +127,7 @@ def boundary(who: str, key: str, *, on: str = "", passes: tuple[type[Exception],
 
 
 def code_hash(module: str) -> str | None:
-    """Return the sha256 over the code of the package that holds `module`, None without such code.
+    """Return the sha256 over the code of the package of `module`, None without such code.
 
     Two installations of one version that differ in a line (editable ones do) have different hashes.
     """
@@ -153,7 +152,7 @@ def code_hash(module: str) -> str | None:
 def object_hash(component: object) -> str | None:
     """Return the sha256 over the text of a function, or of the methods of an object's class; None without a text.
 
-    What the object holds, and other functions that it calls, are not in it.
+    The object's data, and other functions that it calls, are not in it.
     """
     inner = written_by_user(component)
     methods = [method for method in vars(type(inner)).values() if inspect.isfunction(method)]

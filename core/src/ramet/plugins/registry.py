@@ -1,4 +1,4 @@
-"""Typed registries of named factories: what the hooks filled, and what the loops build from."""
+"""Typed registries of named factories: the hooks fill them, and the loops build from them."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from ramet.plugins.registry import BUILTIN
 
 GROUP = "ramet"
 MODULES = "RAMET_PLUGINS"
-PRESETS = "ramet.conf"  # entry points of packages with presets, which may ship nothing else
-# Names that only a package of their own has, and the modules that offered them in earlier wheels of others.
+PRESETS = "ramet.conf"  # entry points of packages with presets, which may ship only these
+# Names that moved to a new package, and the modules that offered them in earlier wheels of others.
 APART = {"arpo_release": "ramet-release", "aepo_release": "ramet-release", "aepo_softmax": "ramet-release"}
 OUTDATED = {"ramet_arpo.release", "ramet_aepo.release"}
 
@@ -63,7 +63,7 @@ def _refuse_outdated(points: Sequence[EntryPoint]) -> None:
     if old:
         raise ConfigError(
             f"too old for this Ramet: {', '.join(f'{name} {version}' for name, version in old.items())}; what they "
-            f"had as released is a package of its own now: pip install --upgrade {' '.join(old)} ramet-release"
+            f"had as released is a separate package now: pip install --upgrade {' '.join(old)} ramet-release"
         )
 
 
@@ -83,7 +83,7 @@ def core_source() -> Source:
 
 
 def _blocked(installed: Sequence[str]) -> list[str]:
-    """Return what is blocked. A name that blocks nothing is a mistake: what it was meant to block would run."""
+    """Return what is blocked. A name that blocks nothing is an error: its component would run unblocked."""
     blocked = blocked_plugins()
     for name in blocked:
         if name == BUILTIN:

@@ -43,10 +43,10 @@ def fetched(
 ) -> Resolved:
     """Return the configuration with the local copies of all that it names of the hub. Fetches what is not there.
 
-    Its text has the commits, so that later jobs on the run mean the same files; what comes from the environment
-    (`${oc.env:NAME}`) stays as it is there. `commits` are those that names had before (`Manifest.hub`); None: those of
-    the run that would be resumed. `weights`: those of `model.path` too, unless a server has them. `data`: data sets
-    too. Raises `ConfigErrors` with every problem found; mistakes in other keys before anything is fetched.
+    Its text has the commits, so that later jobs on the run mean the same files; values from the environment
+    (`${oc.env:NAME}`) stay unresolved. `commits`: the earlier commits of names (`Manifest.hub`); None: from the run
+    that would be resumed. `weights`: also fetch the weights of `model.path`, unless a server has them. `data`: data
+    sets too. Raises `ConfigErrors` with every problem found; mistakes in other keys before anything is fetched.
     """
     problems: list[str] = []
     named = _named(resolved, data, problems)
@@ -154,7 +154,7 @@ def missing_files(config: Config, job: str, of_hub: Set[str] = frozenset()) -> l
 
 
 def _recorded(resolved: Resolved) -> Mapping[str, str]:
-    """Return the commits of the run that is continued, if there is one; what is wrong with it is found later."""
+    """Return the commits of the run that is continued, if there is one; its problems are found later."""
     run = resolved.config.run
     if run.name is None or not RUN_NAME.fullmatch(run.name):
         return {}
@@ -168,7 +168,7 @@ def _recorded(resolved: Resolved) -> Mapping[str, str]:
 def local_model(path: str, key: str, *, pinned: bool = False, weights: bool = True) -> str:
     """Return the folder that `path` names, here or on the hub. Raises `ConfigError`.
 
-    `pinned`: a run's configuration has it, where a name of the hub has its commit, and all else is a path.
+    `pinned`: a run's configuration has it, where a name of the hub has its commit, and other texts are paths.
     """
     try:
         name = recorded_name(path) if pinned else model_name(path)
@@ -202,6 +202,6 @@ def shown_model(resolved: Resolved) -> str:
 
 
 def local_data(texts: Sequence[str]) -> list[str]:
-    """Return paths and patterns, those of the hub by their local copies. Raises `ConfigError`."""
+    """Return paths and patterns; names of the hub as their local copies. Raises `ConfigError`."""
     names = [data_name(text) for text in texts]
     return [text if name is None else str(fetch_data(name).path) for text, name in zip(texts, names, strict=True)]

@@ -1,7 +1,7 @@
-"""One process per run directory. The kernel holds the lock (`flock`), so it ends with its owner, also after kill -9.
+"""One process per run directory. The kernel keeps the lock (`flock`), so it ends with its owner, also after kill -9.
 
 The file's text (host, pid, start) names the owner in messages, and distinguishes a lock that a forked child of a dead
-owner still holds from one whose owner is alive.
+owner still has from one whose owner is alive.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class RunLock:
         except BlockingIOError as error:
             if owner is None or not owner.dead:
                 raise ConfigError(self._in_use(owner)) from error
-            self._unlink(file)  # a child that the dead owner forked holds the old file
+            self._unlink(file)  # a child that the dead owner forked has the old file
             return False
         if not self._is_current(file):
             return False
-        if owner is not None and owner.host != socket.gethostname():  # its kernel may not share locks with ours
+        if owner is not None and owner.host != socket.gethostname():  # its kernel may not share locks with this one
             raise ConfigError(f"{self._in_use(owner)}; if that process is dead, delete {self.path}")
         if owner is not None:
             logger.warning(

@@ -63,10 +63,10 @@ class DataRecord:
     """One data set of a run."""
 
     files: list[str]
-    fingerprint: str  # over the tasks that are played, in order
+    fingerprint: str  # over the tasks of the run, in order
     tasks: int  # too long ones included
     skipped: int = 0  # bad rows
-    repaired: int = 0  # tasks with a corrupted `\boxed` that was put right
+    repaired: int = 0  # tasks with a corrupted `\boxed` that was repaired
     too_long: int = 0  # tasks left out by data.max_prompt_tokens
     by_difficulty: int = 0  # tasks left out by data.difficulty
 
@@ -112,7 +112,7 @@ class Manifest:
     data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
     model: str | None = None  # fingerprint of the model's folder
     hub: dict[str, str] = field(default_factory=dict)  # names of the hub (keys, if from the environment) -> commit
-    prompt: dict[str, Any] | None = None  # how the model is asked: what a model card needs; None: not known
+    prompt: dict[str, Any] | None = None  # how the model is asked, for a model card; None: not known
     files: dict[str, str] = field(default_factory=dict)  # sha256 of what options of components name, and of objects
     attempts: list[Attempt] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(6))  # of the run, for trackers; kept when it is resumed
@@ -195,10 +195,10 @@ def read_config(file: Path) -> DictConfig:
     """A run's `config.yaml`. Raises `BROKEN_CONFIG`."""
     text = file.read_text(encoding="utf-8")
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-        raise ValueError("holds YAML aliases, few of which may expand to millions of values; Ramet writes none")
+        raise ValueError("has YAML aliases, few of which may expand to millions of values; Ramet writes none")
     config = OmegaConf.create(text)
     if not isinstance(config, DictConfig):
-        raise ValueError("holds no sections")
+        raise ValueError("has no sections")
     return config
 
 
@@ -294,9 +294,9 @@ def model_fingerprint(*paths: Path, commits: Collection[str] = ()) -> str:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether anything is changed, None where there is no repository or no git.
+    """Commit and whether any file is changed, None without repository or git.
 
-    The repository may be a copy of somebody else's: no command that its own configuration names is run.
+    The repository may come from somebody else: no command in its configuration is run.
     """
     sha = _git(folder, "rev-parse", "HEAD")
     if sha is None:

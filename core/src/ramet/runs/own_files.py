@@ -1,7 +1,8 @@
-"""Files of a run directory that Ramet has written, known by their names: nothing else there is deleted or replaced.
+"""Files of a run directory that Ramet has written, known by their names: only these are deleted or replaced.
 
-A directory without a manifest is taken over only if it holds what a start leaves that was killed before it could write
-one: the lock, the two folders, then (only together with those) configuration, overrides and the jobs' first files.
+A directory without a manifest is taken over only if it has exactly the files of a start that was killed before it could
+write one: the lock, the two folders, then (only together with those) configuration, overrides and the jobs' first
+files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOCK, MANIFEST = "LOCK", "manifest.json"
 FOLDERS = ("rollouts", "checkpoints")
 SERVICES = "services"  # of components, which start before the manifest is written
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
-EVALUATED = ("results.tasks.jsonl", "results.rollouts.jsonl.gz")  # of `ramet eval`, beside results.json
+EVALUATED = ("results.tasks.jsonl", "results.rollouts.jsonl.gz")  # of `ramet eval`, next to results.json
 SFT_SUMMARY = "sft.json"  # of a finished `ramet sft`, which need not have a checkpoint
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (  # written through their names
@@ -38,9 +39,9 @@ SHOWN = 3
 
 
 def check_run_folder(path: Path) -> None:
-    """Raise `ConfigError` if `path` holds anything but a run, or a start that was killed. Only reads.
+    """Raise `ConfigError` if `path` has other files than a run, or a start that was killed. Only reads.
 
-    A run that was given away may hold links, and what a resumed run writes must not end where they lead.
+    A run from somebody else may contain links, and a resumed run must not write to their targets.
     """
     if (path / MANIFEST).exists():
         read_manifest(path / MANIFEST)
@@ -53,8 +54,8 @@ def check_run_folder(path: Path) -> None:
     if foreign := sorted(_foreign(path)):
         shown = ", ".join(foreign[:SHOWN]) + (", …" if len(foreign) > SHOWN else "")
         raise ConfigError(
-            f"run directory {str(path)!r} contains files that no run has written ({shown}), and no {MANIFEST} of a run; choose "
-            "another run.name or run.root"
+            f"run directory {str(path)!r} has files that no run has written ({shown}), and no {MANIFEST} of a run; "
+            "choose another run.name or run.root"
         )
 
 
@@ -110,7 +111,7 @@ def is_lock(path: Path) -> bool:
 
 @contextlib.contextmanager
 def file_rights(*, private: bool) -> Iterator[None]:
-    """Make files of the block for their owner alone if `private`, also those of processes that it starts."""
+    """Make files of the block for their owner only if `private`, also those of processes that it starts."""
     before = os.umask(0o077) if private else None
     try:
         yield

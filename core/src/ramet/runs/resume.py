@@ -38,7 +38,7 @@ class RunState:
 
     @classmethod
     def read(cls, run: Path) -> RunState:
-        """What a run directory holds. Raises `ConfigError` for a file that is missing or broken."""
+        """The contents of a run directory. Raises `ConfigError` for a file that is missing or broken."""
         file = run / "config.yaml"
         try:
             read_config(file)
@@ -66,7 +66,7 @@ class Changes:
 def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[str]:
     """Return why `new` may not continue where `old` stopped. Allowed differences are logged."""
     if old.manifest.job != new.manifest.job:
-        return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
+        return [f"the run directory has a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
     differences = changes(old, new)
     refused = _refused(differences, allow=allow) if old.saved else []
     if refused:

@@ -54,7 +54,7 @@ class RunDir:
     def open(cls, root: str | Path, name: str | None = None) -> RunDir:
         """Make or find the directory and take its lock.
 
-        Raises `ConfigError` for a name, permissions, a directory in use, and one that holds anything but a run.
+        Raises `ConfigError` for a name, permissions, a directory in use, and one with other files than a run's.
         """
         root = Path(root)
         try:

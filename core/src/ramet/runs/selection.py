@@ -2,7 +2,7 @@
 
 The best of several validations is too high by chance on the tasks that it was chosen on: of 15 on 30 tasks with k=1 by
 about 12 points (the expected maximum of 15 normal values is 1.7 standard deviations). So `ramet train` warns of a
-choice on a split that `ramet eval` reports, `ramet export` writes the choice beside the weights, and an evaluation
+choice on a split that `ramet eval` reports, `ramet export` writes the choice next to the weights, and an evaluation
 copies it into its results.
 """
 
@@ -37,7 +37,7 @@ class Selection:
 
 
 def read_selection(folder: Path) -> Selection | None:
-    """Read how a validation chose the model; None if none did, or the file is not one of ours."""
+    """Read how a validation chose the model; None if none did, or Ramet did not write the file."""
     try:
         body = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return Selection(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the command line loads this module for `ramet --help`
     from ramet.config.resolved import Resolved
 
 logger = logging.getLogger(__name__)
-OK, USER, INTERNAL = 0, 1, 2  # exit codes: done, the user's mistake or a broken plugin, a failure of ours
+OK, USER, INTERNAL = 0, 1, 2  # exit codes: done, the user's mistake or a broken plugin, a failure of other causes
 VARIABLES = ("PYTHONPATH", "RAMET_PLUGINS", "RAMET_BLOCK_PLUGINS")  # that say which plugins there are
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -98,8 +98,9 @@ def write_stderr(text: str) -> None:
 
 @contextmanager
 def resumable(resolved: Resolved, name: str) -> Iterator[None]:
-    """Log the command that resumes the run if a signal ends the block, or what is fixed outside of the configuration:
-    a lost worker, a full disk. What a resume would only meet again (a mistake, a defect) passes without it.
+    """Log the command that resumes the run if a signal ends the block, or an error that is fixed outside of the
+    configuration: a lost worker, a full disk. Errors that a resume would meet again (a mistake, a defect) pass without
+    it.
     """
     try:
         yield

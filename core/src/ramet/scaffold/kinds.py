@@ -1,4 +1,4 @@
-"""The kinds of package that `ramet new` writes: those of the seven hooks, and what else entry points offer."""
+"""The kinds of package that `ramet new` writes: for the seven hooks, and for other entry points."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Package:
 def write_package(kind: str, name: str, folder: Path | None = None) -> Package:
     """Write a distribution that offers `name` into `folder` (default: `ramet-NAME` in the working directory).
 
-    Raises `ConfigErrors` with everything that is wrong: an unknown kind, a name that is not allowed or taken, a folder
-    that holds something already. Nothing is written then.
+    Raises `ConfigErrors` with all problems: an unknown kind, a name that is not allowed or taken, a folder that is not
+    empty. Nothing is written then.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind: no kind {kind!r}; allowed: {', '.join(KINDS)}")
@@ -153,7 +153,7 @@ def _check_folder(folder: Path) -> list[str]:
     if folder.is_dir():
         first_name = next((path.name for path in sorted(folder.iterdir())), None)
         return (
-            [f"folder: {str(folder)!r} is not empty (it holds {first_name!r}); choose another with --dir"]
+            [f"folder: {str(folder)!r} is not empty (it has {first_name!r}); choose another with --dir"]
             if first_name
             else []
         )

@@ -62,7 +62,7 @@ def tasks_of(
                 continue
             problem = None if check is None else check(task)
             if task.id in seen:
-                problem = f"{seen[task.id]} has the id {task.id!r} too; ids must be unique"
+                problem = f"the id {task.id!r} is also in {seen[task.id]}; ids must be unique"
             if problem is not None:
                 raise ValueError(problem)
         except ValueError as error:

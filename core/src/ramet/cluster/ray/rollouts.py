@@ -62,7 +62,7 @@ class RayRollouts:
 
     @classmethod
     async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
-        """Only engines, without forks, for evaluation. Raises `ConfigError`."""
+        """Engines without policy and forks, for evaluation. Raises `ConfigError`."""
         pool = WorkerPool(config, with_policy=False, folder=folder, shares_limiters=tools.are_started)
         try:
             await pool.reserve()

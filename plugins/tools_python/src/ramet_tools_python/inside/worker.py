@@ -100,7 +100,7 @@ class Worker:
         return rc & 0xFF
 
     def _end_of_program(self) -> int | None:
-        """Its complete message, if one is there now. A program can write here: it must neither keep the slot waiting
+        """The worker's complete message, if one is there now. A program can write here: it must neither keep the slot waiting
         for the rest of a message nor make it gather one that never ends."""
         try:
             data = self.control.recv(LONGEST_WORD, socket.MSG_DONTWAIT)
