@@ -123,8 +123,8 @@ async def open_rollouts(
 async def open_policy(
     config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path
 ) -> AsyncIterator[Ranks]:
-    """The training side by itself, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
-    reserved for engines.
+    """The training side by itself, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing
+    is reserved for engines.
     """
     if config.cluster.name == "ray":
         from ramet.cluster.ray.policy import RayRanks

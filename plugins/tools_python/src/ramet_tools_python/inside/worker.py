@@ -100,8 +100,8 @@ class Worker:
         return rc & 0xFF
 
     def _end_of_program(self) -> int | None:
-        """The worker's complete message, if one is there now. A program can write here: it must neither keep the slot waiting
-        for the rest of a message nor make it gather one that never ends."""
+        """The worker's complete message, if one is there now. A program can write here: it must neither keep the slot
+        waiting for the rest of a message nor make it gather one that never ends."""
         try:
             data = self.control.recv(LONGEST_WORD, socket.MSG_DONTWAIT)
             size, body = wire.HEADER.size, data[wire.HEADER.size :]
