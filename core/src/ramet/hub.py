@@ -90,7 +90,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubCopy:
-    """What a name meant when it was looked up, and where that is on this machine."""
+    """The commit of a name when it was looked up, and its place on this machine."""
 
     name: HubName  # with the commit as its revision
     path: Path  # for a model its folder, otherwise a file or a pattern

@@ -75,7 +75,7 @@ def test_adapters_of_a_mixture_of_experts_are_refused(tmp_path: Path) -> None:
 
 def test_several_ranks_cannot_have_one_device(tiny: Path) -> None:
     [problem] = check_policy(config(tiny, PolicyConfig(), workers=2, device="cuda:1"))
-    assert "model.device='cuda:1': every one of the 2 policy workers takes a device of its own" in problem
+    assert "model.device='cuda:1': every one of the 2 policy workers takes its own device" in problem
     assert check_policy(config(tiny, PolicyConfig(), device="cuda:1")) == []
 
 

@@ -36,7 +36,7 @@ class KlController:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlPenalty:
-    """What rewards lose to the KL."""
+    """The KL's penalty on rewards."""
 
     token_rewards: Tensor  # [N, T] float32: -coef kl on sampled tokens, 0 elsewhere
     kl: float  # mean over rollouts of the mean over their sampled tokens

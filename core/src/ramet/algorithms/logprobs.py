@@ -18,7 +18,7 @@ CHUNK_ELEMENTS = 2**27  # logits held at once: 512 MiB in float32
 
 
 class Entropy(StrEnum):
-    """What to do about entropies."""
+    """The treatment of entropies."""
 
     NONE = "none"
     DETACHED = "detached"  # for metrics

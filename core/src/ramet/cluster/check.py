@@ -78,7 +78,7 @@ def chosen_transfer(config: Config, *, cuda: bool) -> str:
 
 
 def shards_over_nodes(config: Config, nodes: Sequence[object]) -> str:
-    """What to say if ranks that share a copy of the weights are on several nodes; empty if none are.
+    """A message if ranks that share a copy of the weights are on several nodes; otherwise empty.
 
     `nodes`: each rank's node, by rank.
     """

@@ -1,5 +1,5 @@
-"""What a rollout worker counts of its tools and its engine, in a form that adds up: over workers, and over stretches of
-time with something between them that is left out.
+"""Counts of a rollout worker's tools and engine, in a form that adds up: over workers, and over stretches of time with
+something between them that is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ramet.rollout.tools.stats import ToolStats, tool_metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What one worker has counted since it was asked last, `seconds` ago."""
+    """Counts of one worker since the last request for them, `seconds` ago."""
 
     tools: dict[str, ToolStats]
     engine: dict[str, float]

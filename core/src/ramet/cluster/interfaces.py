@@ -1,4 +1,4 @@
-"""What a job may ask of the workers of a run, wherever they run.
+"""The interface of a job to the workers of a run, wherever they run.
 
 Methods are coarse, and their arguments and results pickle. `local` has everything in this process, `ray/` in actors;
 jobs import this module and `launch`, which starts them, and never one of those.
@@ -50,8 +50,8 @@ class Rollouts(Protocol):
         ...
 
     def uncounted(self) -> AbstractAsyncContextManager[None]:
-        """What tools and engines do while the context is open is in no `metrics`; what they did before is. For rollouts
-        of plans with `counted` False.
+        """Work of tools and engines while the context is open is in no `metrics`; earlier work is. For rollouts of
+        plans with `counted` False.
         """
         ...
 
@@ -74,7 +74,7 @@ class Ranks(Protocol):
         ...
 
     def progress(self) -> PassProgress | None:
-        """What the first rank computes now; from any thread. May be a second old. None: nothing that is counted."""
+        """The progress of the first rank; from any thread. May be a second old. None: nothing that is counted."""
         ...
 
 

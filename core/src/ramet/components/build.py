@@ -28,7 +28,7 @@ LOGGED = frozenset({"mean", "std", "roots_mean", "unjudged_rollouts"})  # of all
 
 
 class Components:
-    """What a run's configuration names, built through the registries.
+    """The components of a run's configuration, built through the registries.
 
     Each component is built when it is first asked for, and only once: a job's preparation makes one of these and hands
     it on. Ray's rollout workers are other processes; each makes its own from the configuration that it is sent. Asking

@@ -26,7 +26,7 @@ TORCH = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDAT
 
 
 class EngineBuilder(Protocol):
-    """What the registry makes of an engine's name and its options."""
+    """The engine that the registry makes from a name and options."""
 
     loads_weights: bool  # of `model.path`; False: the engine is elsewhere
 
@@ -35,7 +35,7 @@ class EngineBuilder(Protocol):
         ...
 
     def capabilities(self, config: Config) -> frozenset[Capability]:
-        """What the engine will be able to do, without building it."""
+        """The engine's capabilities, without building it."""
         ...
 
     def build(self, config: Config, encoder: Encoder) -> Engine:
@@ -115,7 +115,7 @@ def loads_weights(config: Config) -> bool:
 
 
 def engine_capabilities(config: Config) -> frozenset[Capability]:
-    """What the chosen engine will be able to do, without building it."""
+    """The chosen engine's capabilities, without building it."""
     return _builder(config).capabilities(config)
 
 

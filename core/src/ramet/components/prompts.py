@@ -56,7 +56,7 @@ class NamesStops(Protocol):
 
 
 def prompt_record(step: RolloutStep, config: Config, tools: ToolNames, task: Task) -> dict[str, Any]:
-    """What a model needs that is used as it was trained on `task`: system messages, tools, stops, sampling; JSON.
+    """Inputs for using a model as it was trained on `task`: system messages, tools, stops, sampling; JSON.
 
     Tools that rows describe are not among them: each row has others.
     """

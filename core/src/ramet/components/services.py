@@ -1,4 +1,4 @@
-"""What tools, tool sets and rewards are given when a run starts (`ramet.Services`): limits, a folder, the seed."""
+"""Services for tools, tool sets and rewards when a run starts (`ramet.Services`): limits, a folder, the seed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class DataSet:
 
 @dataclass(slots=True, kw_only=True)
 class FoundSets:
-    """What was named, in order, and what is wrong with it."""
+    """The named sets in order, and their problems."""
 
     sets: list[DataSet] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

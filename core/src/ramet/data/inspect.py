@@ -1,4 +1,4 @@
-"""What is in a data file of tasks, in numbers: schema, sources, lengths, duplicates, repaired and bad rows."""
+"""Statistics of a data file of tasks: schema, sources, lengths, duplicates, repaired and bad rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with single rows of data files, and the rows of one reason in one line."""
+"""Problems of single rows of data files, and the rows of one reason in one line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class BadRow(Exception):
-    """What is wrong with one row, without its file and number."""
+    """A problem of one row, without its file and number."""
 
 
 def make_task(row: DataRow, prefix: str, stem: str, columns: Columns) -> Task:

@@ -72,7 +72,7 @@ class Sampler:
         return next((index for index in draws if index is not None), None)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes, for JSON."""
+        """The state for `restore`, for JSON."""
         return {name: stream.state() | {"share": self.shares[name]} for name, stream in self._streams.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,3 +1,3 @@
-"""What generates tokens: `protocol` is common to all engines, `torch/` runs in this process, `vllm/` drives vLLM, and
-`openai/` asks servers.
+"""Engines, which generate tokens: `protocol` is common to all engines, `torch/` runs in this process, `vllm/` drives
+vLLM, and `openai/` asks servers.
 """

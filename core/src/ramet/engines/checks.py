@@ -1,4 +1,4 @@
-"""What an engine checks before it takes a request or new weights."""
+"""Checks of an engine before it takes a request or new weights."""
 
 from __future__ import annotations
 

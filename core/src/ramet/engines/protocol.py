@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Capability(StrEnum):
-    """What an engine may be unable to do. `needs` are checked against these before anything starts."""
+    """Optional capabilities of an engine. `needs` are checked against these before anything starts."""
 
     ENTROPY = "entropy"  # exact entropies
     SEEDS = "seeds"  # a request's seed decides its tokens
@@ -73,7 +73,7 @@ class FirstReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a request produced. The four arrays have one entry per sampled token; engines without
+    """The result of a request. The four arrays have one entry per sampled token; engines without
     `Capability.WEIGHT_UPDATE`, which are not trained with, may leave `logprobs` empty.
 
     `top_logprobs`: for each of the first k tokens, the log-probabilities of the most likely tokens, in any order, and

@@ -40,7 +40,7 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 
 class FunctionError(ToolError):
-    """What a function tool raised that goes to the model; its cause is the exception."""
+    """An error of a function tool that goes to the model; its cause is the exception."""
 
 
 class _FunctionTool:

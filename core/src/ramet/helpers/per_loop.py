@@ -1,4 +1,4 @@
-"""What belongs to one process and one event loop: connections, tasks, child processes."""
+"""Objects of one process and one event loop: connections, tasks, child processes."""
 
 from __future__ import annotations
 

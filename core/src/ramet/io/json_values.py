@@ -1,4 +1,4 @@
-"""What comes from outside stays inert: text that steers no terminal, JSON that is not nested without end.
+"""Texts and values from outside stay inert: text that steers no terminal, JSON that is not nested without end.
 
 Names in data and weight files, what tools raise, and what a policy writes all end in messages and records.
 """
@@ -18,10 +18,7 @@ _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # made once: `j
 
 
 def visible_lines(text: str) -> Iterator[str]:
-    """The lines of a text for a terminal:
-
-    invisible characters, and those that would steer it, are written as escapes.
-    """
+    """The lines of a text for a terminal: invisible characters, and those that steer it, are escaped."""
     for line in text.split("\n"):
         yield line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 

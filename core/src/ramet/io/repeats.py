@@ -56,7 +56,7 @@ def is_shown(record: logging.LogRecord) -> bool:
 
 
 def suffix(record: logging.LogRecord) -> str:
-    """What the console adds to a warning that was shown before."""
+    """The console's addition to a warning that was shown before."""
     number = getattr(record, _NUMBER, 1)
     return "" if number == 1 else f" (seen {number} times so far)"
 

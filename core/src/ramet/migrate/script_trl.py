@@ -32,7 +32,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 @dataclass(slots=True, kw_only=True)
 class TrlScript(Settings):
-    """What the calls were given, and what only running the script would show."""
+    """The arguments of the calls, and names that only running the script would show."""
 
     job: str
     functions: frozenset[str] = frozenset()  # that the script itself defines
@@ -72,7 +72,7 @@ def read_trl(path: Path) -> TrlScript:
 
 
 class _TrlReader:
-    """What names and options of a script stand for, as far as its text says."""
+    """The values of names and options of a script, as far as its text says."""
 
     def __init__(self, tree: ast.Module, script: TrlScript) -> None:
         self.script = script

@@ -341,7 +341,7 @@ class _ShellReader(ShellValues):
         return True
 
     def _test(self, words: Sequence[str]) -> bool | None:
-        """What a test says; None for what only running it would."""
+        """The result of a test; None if only running it would show it."""
         if words and words[0] == "!":
             return _not(self._test(words[1:]))
         if len(words) == 1 and words[0] in ("true", ":", "false"):

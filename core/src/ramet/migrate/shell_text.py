@@ -21,7 +21,7 @@ KINDS = (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "param
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What a shell replaces by a value."""
+    """A text that a shell replaces by a value."""
 
     kind: str  # parameter, arithmetic, command; nothing: an empty text
     text: str  # what is inside

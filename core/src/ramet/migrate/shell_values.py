@@ -1,4 +1,4 @@
-"""What a shell puts in the place of `$X`, `${X:-a}`, `$((…))` and `$(…)`, as far as it is known without running it."""
+"""A shell's values of `$X`, `${X:-a}`, `$((…))` and `$(…)`, as far as they are known without running it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShellValues:
         self.functions: dict[str, list[Statement]] = {}
 
     def printed(self, name: str, arguments: Sequence[str]) -> str:
-        """What a function of the script prints, where that is known."""
+        """The output of a function of the script, where that is known."""
         raise NotImplementedError
 
     def expand_all(self, words: Iterable[str]) -> list[str]:
@@ -124,7 +124,7 @@ class ShellValues:
         return ""
 
     def _of_operator(self, name: str, value: str | None, rest: str, *, quoted: bool) -> str:
-        """What `${NAME-…}`, `${NAME%…}`, `${NAME/…}` and their like give."""
+        """The value of `${NAME-…}`, `${NAME%…}`, `${NAME/…}` and their like."""
         sign, given = (rest[:2], rest[2:]) if rest[:2] in (":-", ":=", ":?", ":+") else (rest[0], rest[1:])
         there = value if sign[0] != ":" else value or None
         if sign in ("-", ":-", "=", ":="):
@@ -180,7 +180,7 @@ class ShellValues:
         raise ValueError(ast.dump(node))
 
     def _output(self, text: str) -> str:
-        """What the few commands print whose output is known without running them: folders, and parts of paths."""
+        """The output of the few commands that need not run for it: folders, and parts of paths."""
         statements = list(self.text.statements(text))
         words = self.expand_all(statements[0].words) if statements else []
         if any(UNKNOWN in word for word in words):

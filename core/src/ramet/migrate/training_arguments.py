@@ -1,4 +1,4 @@
-"""What LLaMA-Factory and TRL share: the arguments of transformers' Trainer, as keys of `ramet sft`."""
+"""Common part of LLaMA-Factory and TRL: the arguments of transformers' Trainer, as keys of `ramet sft`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ramet.errors import ConfigError
 
 
 class Fate(StrEnum):
-    """What became of a key."""
+    """The fate of a key."""
 
     TRANSLATED = "translated"
     DIFFERS = "translated, with a difference"

@@ -59,7 +59,7 @@ def is_plain(described: PretrainedConfig) -> bool:
 
 
 def check_attention(config: ModelConfig, *, device: str | None, described: PretrainedConfig | None = None) -> list[str]:
-    """What `model.attention` needs and lacks, in one line.
+    """Missing requirements of `model.attention`, in one line.
 
     `device` is the kind that the model will be on; None: one of another machine, which may have what this one lacks.
     `described` is what config.json says of the model.
@@ -82,7 +82,7 @@ def _missing_there(config: ModelConfig, device: str | None) -> list[str]:
 
 
 def _missing(attention: Attention, device: str) -> list[str]:
-    """What this machine would have to have."""
+    """Missing parts of this machine."""
     lacking = [] if device == "cuda" or attention not in KNOWS_BORDERS else [f"a CUDA device instead of {device!r}"]
     if attention is Attention.FLASH and not is_flash_attn_2_available():
         lacking.append("the package flash-attn")
@@ -100,7 +100,7 @@ def _is_old(device: torch.device) -> bool:
 
 
 def _not_set(config: ModelConfig, described: PretrainedConfig | None) -> list[str]:
-    """What the configuration, or the model itself, would have to be."""
+    """Conflicts with the configuration, or with the model itself."""
     lacking = []
     if config.attention in (Attention.FLASH, Attention.VARLEN) and config.dtype is not Dtype.BFLOAT16:
         lacking.append(f"model.dtype=bfloat16 instead of {config.dtype}")

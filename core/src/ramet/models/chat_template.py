@@ -77,7 +77,7 @@ class ChatTemplate:
         return text
 
     def after_reply(self, roles: Sequence[str]) -> Between:
-        """What follows an assistant's message for messages of these roles, generation prompt included.
+        """The text after an assistant's message for messages of these roles, generation prompt included.
 
         Raises `ValueError` for roles that the template does not take, or whose contents it leaves out.
         """
@@ -118,7 +118,7 @@ class ChatTemplate:
         return False
 
     def reply_end(self) -> str | None:
-        """What follows the content of an assistant's message; None if the template cannot show one."""
+        """The text after the content of an assistant's message; None if the template cannot show one."""
         reply = "ramet"
         messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
         try:

@@ -54,7 +54,7 @@ def check_model(config: ModelConfig, *, weights: bool = True) -> list[str]:
 
 
 def read_config(config: ModelConfig) -> PretrainedConfig | None:
-    """What config.json says of the model; None for a folder that cannot be read, which `check_model` reports."""
+    """The contents of config.json; None for a folder that cannot be read, which `check_model` reports."""
     if not (Path(config.path) / "config.json").is_file():
         return None
     try:

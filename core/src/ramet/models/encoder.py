@@ -77,7 +77,7 @@ class Encoder:
         return self.markup(self.template.render(messages, tools, generation_prompt=True))
 
     def suffix(self, messages: Sequence[Message], *, after: int) -> list[Insert]:
-        """What the chat template puts after an assistant's message for `messages`, generation prompt included.
+        """The chat template's text after an assistant's message for `messages`, generation prompt included.
 
         Contents are `Untrusted` (spelled as JSON where the template does that), the template's own text `Markup`. If
         the policy ended its message itself (`after`, the last token so far, is the one that the template ends it with),
@@ -174,7 +174,7 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class _Coder(Protocol):
-    """What a tokenizer does for an encoder."""
+    """The methods of a tokenizer that an encoder uses."""
 
     def markup(self, text: str) -> list[int]: ...
 

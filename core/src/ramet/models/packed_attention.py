@@ -1,4 +1,4 @@
-"""What attentions over packed rows have in common: where sequences begin and end is worked out once a forward pass.
+"""Common part of attentions over packed rows: the borders of sequences are computed once a forward pass.
 
 Shapes: B rows of S positions; D size of a head.
 """

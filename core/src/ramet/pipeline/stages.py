@@ -70,7 +70,7 @@ class Stage:
 
     @property
     def output(self) -> Path:
-        """What a finished one has left."""
+        """The output of a finished one."""
         return self.folder / "results.json" if self.job == "eval" else self.model
 
     @property
@@ -124,7 +124,7 @@ class Pipeline:
 
     @property
     def handed_on(self) -> dict[str, str]:
-        """What each reference stands for when its stage is finished."""
+        """The value of each reference when its stage is finished."""
         return {
             f"${{stages.{stage.name}.{what}}}": str(stage.folder if what == "run" else stage.model)
             for stage in self.stages

@@ -81,10 +81,7 @@ class MemoryPlan:
 def plan_memory(
     config: Config, machine: Machine, *, needs: frozenset[Need] = frozenset(), trains: bool = True
 ) -> MemoryPlan | str:
-    """The plan for the model in `model.path`, or why it cannot be made:
-
-    a model that is built otherwise may still run.
-    """
+    """The plan for the model in `model.path`, or why it has none. A model without a plan may still run."""
     try:
         shape = read_shape(config.model)
     except ConfigError as error:

@@ -64,13 +64,13 @@ class TrainedModel:
 
     @property
     def trained(self) -> tuple[Shape, ...]:
-        """What has gradients: everything, or LoRA's adapters."""
+        """Parameters with gradients: all, or LoRA's adapters."""
         rank = self.config.policy.lora_rank
         return (*adapters(self.shape, rank), *self.head) if rank else self.shape.parameters
 
     @property
     def frozen(self) -> tuple[Shape, ...]:
-        """What LoRA leaves as it was."""
+        """Parameters that LoRA does not change."""
         if not self.config.policy.lora_rank:
             return ()
         return tuple(shape for shape in self.shape.parameters if shape not in self.head)

@@ -60,7 +60,7 @@ def table(plan: MemoryPlan | str) -> list[str]:
 
 
 def _lengths(inputs: Inputs) -> str:
-    """What the tokens of a fine-tuning follow from; empty for other runs."""
+    """The settings behind the tokens of a fine-tuning; empty for other runs."""
     if not isinstance(inputs, SftInputs):
         return ""
     if inputs.fed:

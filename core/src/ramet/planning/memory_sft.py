@@ -68,7 +68,7 @@ MASTER = 4  # bytes of what AdamW steps: float32
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for what is computed once
 class SftInputs(Inputs):
-    """What the plan of a fine-tuning follows from."""
+    """The inputs of the plan of a fine-tuning."""
 
     # Tokens that are fed of each sequence of each optimiser step: all but its last. None: the rows were not read.
     steps: Sequence[Sequence[int]] | None = None
@@ -119,10 +119,7 @@ class SftInputs(Inputs):
 
 
 def plan_sft_memory(config: Config, machine: Machine, steps: Sequence[Sequence[int]] | None = None) -> MemoryPlan | str:
-    """The plan for the model in `model.path`, or why it cannot be made:
-
-    a model that is built otherwise may still train.
-    """
+    """The plan for the model in `model.path`, or why it has none. A model without a plan may still train."""
     try:
         shape = read_shape(config.model)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a run would do and write, found out without writing anything: the answer to `--dry-run`."""
+"""Steps and files of a run, found without writing anything: the output of `--dry-run`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _in_use(path: Path) -> list[str]:
 
 
 def not_checked(missing: Sequence[MissingHere]) -> str:
-    """What a plan for another machine could not find out on this one, which lacks something; empty if nothing."""
+    """Checks that a plan for another machine could not make on this one; empty if it made all."""
     listed = [f"{problem.missing}: {problem.unchecked}" for problem in missing if problem.unchecked]
     return "\n".join(["because this machine has no", *listed]) if listed else ""
 

@@ -49,7 +49,7 @@ class PluginInfo:
 
     @property
     def slow(self) -> str | None:
-        """What to say of a module that takes long to import; None of others, and of the core."""
+        """A message about a module that takes long to import; None for others, and for the core."""
         if self.import_s < SLOW_S or self.name == BUILTIN:
             return None
         return (
@@ -71,7 +71,7 @@ def core_engines() -> Registry[Any]:
 
 @dataclass(slots=True)
 class Plugins:
-    """What is installed in this process."""
+    """The plugins that are installed in this process."""
 
     registries: Registries
     infos: list[PluginInfo]

@@ -81,7 +81,7 @@ def is_tool_set(built: object) -> bool:
 
 
 def misfits(built: object, kind: str) -> list[str]:
-    """What keeps `built` from being a component of this kind (as registries call it), empty if nothing does."""
+    """Reasons why `built` is not a component of this kind (as registries call it), empty if it is one."""
     if kind == "tool" and is_tool_set(built):
         problems = [*_attributes(built, ToolSet), *_methods(built, ToolSet)]
     elif kind in PROTOCOLS:
@@ -135,7 +135,7 @@ def _schema_problems(tool: object) -> Iterator[str]:
 
 
 def sampling_problem(key: str, value: object) -> str | None:
-    """What is wrong with a value of a benchmark's sampling."""
+    """The problem of a value of a benchmark's sampling."""
     if key not in SAMPLING:
         return f"no such key; allowed: {', '.join(SAMPLING)}"
     if not isinstance(value, int | float) or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What packages add besides the seven hooks: commands, trackers and checks, through entry points of their own.
+"""Additions of packages to the seven hooks: commands, trackers and checks, through separate entry points.
 
 Group `ramet.commands`: a function `(arguments: Sequence[str]) -> int | None`. It gets what follows its name, prints,
 and returns the exit code (None is 0); the first line of its docstring is its summary. Group `ramet.trackers`: a

@@ -39,7 +39,7 @@ def chunks(sizes: Iterable[int]) -> Chunks:
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:
-    """What pinned blocks of these bytes take: torch rounds each up to a power of two."""
+    """The size of pinned blocks of these bytes: torch rounds each up to a power of two."""
     return sum(1 << (size - 1).bit_length() for size in sizes if size)
 
 

@@ -1,4 +1,4 @@
-"""What an update reports: means, maxima, percentiles and effective sample sizes over trained tokens, over all
+"""Metrics of an update: means, maxima, percentiles and effective sample sizes over trained tokens, over all
 micro-batches and ranks.
 """
 

@@ -143,7 +143,7 @@ class ModelTrainer:
         return always or unique_token_share(rows) < WORTHWHILE
 
     def forward(self, batch: MicroBatch, *options: object, module: nn.Module | None = None) -> Any:
-        """What `module` gives for this micro-batch, by default the trained one, in the number type of `model.dtype`.
+        """The output of `module` for this micro-batch, by default the trained one, in the number type of `model.dtype`.
 
         Sharded models compute in the type that their weights are gathered in.
         """
@@ -154,7 +154,7 @@ class ModelTrainer:
     def compute(
         self, what: str, rows: Sequence[Row], *options: object, module: nn.Module | None = None, on_all: bool = False
     ) -> list[tuple[Floats, ...]]:
-        """What `forward` gives for each row, without gradients: one array `[T]` for each tensor.
+        """The output of `forward` for each row, without gradients: one array `[T]` for each tensor.
 
         In the order of `rows` on rank 0, or on all ranks; empty on others. `what` names it in the progress.
         """

@@ -101,7 +101,7 @@ class PolicyRank:
 
     @property
     def progress(self) -> PassProgress | None:
-        """What this rank computes now, policy or critic: they take turns. From any thread; None: nothing is counted."""
+        """The progress of this rank, policy or critic: they take turns. From any thread; None: nothing is counted."""
         return self.policy.counter.now or (None if self.critic is None else self.critic.counter.now)
 
     def logprobs(self, rows: Sequence[Row]) -> list[Floats]:

@@ -1,4 +1,4 @@
-"""What policy and critic workers are built from: picklable, so that a Ray actor can be given it."""
+"""The arguments of policy and critic workers: picklable, so that a Ray actor can get them."""
 
 from __future__ import annotations
 

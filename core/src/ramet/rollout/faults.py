@@ -1,4 +1,4 @@
-"""What masks a rollout: the error that carries its `Fault`, and whose mistake it was."""
+"""Reasons to mask a rollout: the error that carries its `Fault`, and whose mistake it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all turns of one group share: the engine and the tools, the limits, and what the engine is asked for."""
+"""The common part of all turns of one group: the engine, the tools, the limits, and the requests to the engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GroupContext:
         return f"{type(self.step).__module__}.{type(self.step).__qualname__}"
 
     def runner(self, name: str) -> ToolRunner:
-        """What answers calls of a tool that the task may use."""
+        """The runner of a tool that the task may use."""
         return self.tools[name if self.task.schemas is None else FROM_ROW]
 
     def room(self, live: LiveRollout) -> int:
@@ -59,7 +59,7 @@ class GroupContext:
         return min(of_response, self.engine.info.max_tokens - len(live.token_ids))
 
     def request(self, live: LiveRollout, stop: tuple[str, ...]) -> Request:
-        """What the engine is asked for in a rollout's present turn."""
+        """The engine's request in a rollout's present turn."""
         turn = live.turn
         forks_now = live.parent is not None and turn == live.fork_turn
         return Request(

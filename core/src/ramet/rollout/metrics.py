@@ -1,4 +1,4 @@
-"""What is reported about rollouts. Executed work and logical work are counted apart: a shared prefix is executed once.
+"""Metrics of rollouts. Executed work and logical work are counted apart: a shared prefix is executed once.
 
 Logical counts sum over all rollouts of a group, as the training pass sees them; executed ones count each segment and
 each tool call once.

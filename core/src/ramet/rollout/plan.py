@@ -1,4 +1,4 @@
-"""What one call of the rollouts runs and how, and the check that it was done.
+"""The plan of one call of the rollouts, and the check that it was done.
 
 Training, validation and evaluation differ only in their plan.
 """
@@ -124,7 +124,7 @@ class RolloutRequest:
 
 
 class StepDeadline:
-    """What is left of `rollout.step_deadline_s` for the groups of one call. It counts from the first question, when the
+    """The rest of `rollout.step_deadline_s` for the groups of one call. It counts from the first question, when the
     first of them starts: before that they may have waited for groups of other calls (`train.staleness`).
     """
 

@@ -81,7 +81,7 @@ class StoredPrefix:
 
 
 def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
-    """What is kept of a group whose rewards differ; None if they do not, or no rollout had a second turn.
+    """The stored part of a group whose rewards differ; None if they do not, or no rollout had a second turn.
 
     Masked rollouts and those that were left out are not kept. Rollouts are independent: forks become roots.
     """

@@ -1,4 +1,4 @@
-"""What a rollout of a task begins with: the system message by rule, then the chat template, as one segment."""
+"""The beginning of a rollout: the system message by rule, then the chat template, as one segment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the chat template is given."""
+    """The inputs of the chat template."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()  # that the template describes; none where the step's system message does

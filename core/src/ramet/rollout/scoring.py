@@ -115,7 +115,7 @@ class Scorer:
         return None
 
     def tool_problems(self, tools: Sequence[str]) -> list[str]:
-        """What rewards have to say of the names of all tools. Raises `PluginError` if one's `check_tools` fails."""
+        """The rewards' problems with the names of all tools. Raises `PluginError` if one's `check_tools` fails."""
         problems = []
         for reward in self.rewards:
             check = getattr(reward.reward, "check_tools", None)

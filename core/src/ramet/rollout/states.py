@@ -86,7 +86,7 @@ class States:
         return name in self._of
 
     def in_order(self, live: LiveRollout, name: str) -> asyncio.Lock:
-        """What the calls of tools that use one state wait for, in the order in which they were made."""
+        """The lock of one state, which calls of its tools take in the order in which they were made."""
         return live.states[self._of[name]].calls
 
     def begin(self, live: LiveRollout) -> None:

@@ -129,7 +129,7 @@ class LiveRollout:
 
     @property
     def sampled_in_turn(self) -> list[Segment]:
-        """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
+        """Segments of the current turn so far; for a fork in the middle of a turn, its parent's tokens first."""
         segments = self.segments[self.turns[-1].start :]
         return [s for s in segments if s.kind is SegmentKind.TURN] if segments else segments  # nearly always none
 
@@ -163,7 +163,7 @@ class LiveRollout:
         self.stop, self.fault, self.answer, self.score = StopReason.PRUNED, None, None, None
 
     def inserted(self, turn: int) -> str:
-        """What was inserted after an ended turn; -1: the first observation, after the prompt."""
+        """Text inserted after an ended turn; -1: the first observation, after the prompt."""
         start = self.turns[turn].start if turn >= 0 else 1
         between = self.segments[start : self.turns[turn + 1].start]
         return "".join(s.text for s in between if s.kind is not SegmentKind.TURN)

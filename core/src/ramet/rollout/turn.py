@@ -132,7 +132,7 @@ class RolloutTurn:
 
     @property
     def state(self) -> RolloutState:
-        """What the step may know of the rollout as this turn begins."""
+        """The step's view of the rollout as this turn begins."""
         live = self.live
         return RolloutState(
             task=self.context.task,

@@ -49,7 +49,7 @@ class EventLoopMonitor:
         return time.monotonic() - self._last
 
     def where(self) -> str:
-        """What the loop runs: `function (package/module.py:12)`, of the plugin's code if there is any."""
+        """The running code of the loop: `function (package/module.py:12)`, of the plugin's code if there is any."""
         frame = sys._current_frames().get(self._thread)
         return "" if frame is None else running_at(frame)
 

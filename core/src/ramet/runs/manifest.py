@@ -1,5 +1,5 @@
-"""What a run records of itself: `manifest.json`, enough to repeat it and to refuse a resume that would be another run,
-and `config.yaml`, from which later jobs read the model and how it was sampled.
+"""The record of a run: `manifest.json`, enough to repeat it and to refuse a resume that would be another run, and
+`config.yaml`, from which later jobs read the model and how it was sampled.
 
 Values of the environment are never stored.
 """

@@ -30,7 +30,7 @@ NEW_OF_REWARDS = {"resample": False, "max_unjudged": 0.05, "retries": 2}  # defa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What decides whether two processes work on the same run."""
+    """Values that decide whether two processes work on the same run."""
 
     config: str  # YAML as in config.yaml
     manifest: Manifest

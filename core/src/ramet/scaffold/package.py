@@ -38,7 +38,7 @@ HOOK_PARAMETER = "register"  # a tool of this name would hide it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What was written."""
+    """A package that was written."""
 
     kind: Kind
     name: str
@@ -113,7 +113,7 @@ def _walk(folder: Traversable, path: PurePosixPath) -> Iterator[tuple[str, str]]
 
 
 def _check_name(kind: Kind, name: str) -> list[str]:
-    """What is wrong with this name, in words for the user."""
+    """The problem of this name, in words for the user."""
     if not PATTERN.fullmatch(name) or len(name) > LONGEST:
         better = re.sub(r"[^a-z0-9]+", "_", name.lower()).lstrip("_0123456789")[:LONGEST].rstrip("_")
         hint = f" Did you mean {better!r}?" if PATTERN.fullmatch(better) and better != name else ""

@@ -98,7 +98,7 @@ class ExampleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """What one rank computes of an optimiser step."""
+    """One rank's part of an optimiser step."""
 
     micro_batches: Sequence[MicroBatch]  # as many on every rank; their targets are the trained tokens
     n_trained: int  # trained tokens of all ranks: the loss is divided by it

@@ -122,7 +122,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def list_sft_checkpoints(folder: Path) -> list[CheckpointEntry]:
-    """What is in a run's folder of checkpoints, fewest steps first. Reads every file, and changes nothing.
+    """The checkpoints in a run's folder, fewest steps first. Reads every file, and changes nothing.
 
     Trainer writes its state last, so a checkpoint without one is what a killed save left, or is being written. Raises
     `ConfigError` if the note of who sharded them cannot be read.
@@ -229,7 +229,7 @@ class SftLayout:
         return None
 
     def _archives(self, checkpoint: Path) -> Iterator[Path]:
-        """What torch.save wrote as one file each."""
+        """States that torch.save wrote as one file each."""
         yield checkpoint / "scheduler.pt"
         states = ["rng_state.pth"] if self.workers == 1 else [f"rng_state_{rank}.pth" for rank in range(self.workers)]
         yield from (checkpoint / state for state in states)

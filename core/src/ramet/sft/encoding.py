@@ -154,7 +154,7 @@ def _encoded(chunk: range) -> Rows:
 
 
 def _kept(file: Path, encoder: TraceEncoder, conversations: Sequence[Conversation]) -> Rows | None:
-    """What an earlier run kept; None if there is nothing, or a row of it is not what the encoder makes now."""
+    """The examples that an earlier run kept; None without any, or if the encoder makes another row now."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             rows = _unpacked({name: stored[name] for name in stored.files})

@@ -1,4 +1,4 @@
-"""What a row of an SFT file is: a conversation of exchanges, each of a user's message and the reply to it."""
+"""A row of an SFT file: a conversation of exchanges, each of a user's message and the reply to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Exchange:
 
     @property
     def turns(self) -> list[Turn]:
-        """What was written with the results that follow it."""
+        """A written part with the results that follow it."""
         turns: list[Turn] = []
         for piece in self.reply:
             if isinstance(piece, Written):

@@ -113,8 +113,8 @@ def sft_manifest(
     valid: DataRecord | None = None,
     prompt: dict[str, Any] | None = None,
 ) -> Manifest:
-    """What the run records of itself. `fingerprint` of its data, `rows` that it trains on, `valid`: held-out files,
-    `prompt` of its first row.
+    """The manifest of the run. `fingerprint` of its data, `rows` that it trains on, `valid`: held-out files, `prompt`
+    of its first row.
     """
     sft = resolved.config.sft
     files = [str(cached_name(path) or path) for path in sft.data]

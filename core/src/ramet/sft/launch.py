@@ -195,7 +195,7 @@ class RankProcesses:
 
 
 def _less_memory(sft: SftConfig) -> str:
-    """What lowers the memory of a rank and is not done already."""
+    """Settings that lower the memory of a rank and are not used already."""
     smaller = f"sft.max_microbatch_tokens={sft.max_microbatch_tokens} or sft.max_tokens={sft.max_tokens}"
     shards_all = sft.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD, Strategy.FSDP)
     strategy = "" if shards_all else "with sft.strategy=zero3 or fsdp, or "

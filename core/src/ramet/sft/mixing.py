@@ -19,7 +19,7 @@ CONCAT, UNDER, ONCE = "concat", "interleave_under", "interleave_once"
 
 
 def mixing_problem(mixing: Mapping[str, Any], sets: int) -> str | None:
-    """What is wrong with `sft.mixing` for so many sets. Names and strategies are checked with the other keys."""
+    """Problems of `sft.mixing` for so many sets. Names and strategies are checked with the other keys."""
     probs = mixing.get("probs")
     if probs is None:
         return None

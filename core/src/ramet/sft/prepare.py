@@ -58,7 +58,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSft:
-    """What the training needs, and what the summary says about the data."""
+    """The inputs of the training, and the summary's numbers about the data."""
 
     examples: list[Example]
     counts: RowCounts
@@ -69,7 +69,7 @@ class PreparedSft:
     prompt: dict[str, Any] | None = None  # of the first row, as the model is asked: for model cards
 
     def valid_record(self, resolved: Resolved) -> DataRecord | None:
-        """What a run records of the files in `sft.valid`, if there are any."""
+        """The record of the files in `sft.valid`, if any."""
         files = [str(cached_name(path) or path) for path in resolved.config.sft.valid]
         record = DataRecord(files=files, fingerprint=self.valid_fingerprint, tasks=self.counts.held_out)
         return record if files else None
@@ -95,7 +95,7 @@ _Readable: TypeAlias = _ReadsText | _ReadsMessages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSft:
-    """What is encoded, and how, once all options of `ramet sft` were checked."""
+    """The inputs of encoding, once all options of `ramet sft` were checked."""
 
     conversations: list[Conversation]  # that are trained on, if they are not too long
     report: TraceReport

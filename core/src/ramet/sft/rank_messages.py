@@ -1,4 +1,4 @@
-"""What passes between `ramet sft` and the ranks that it starts: the task, and why a rank failed."""
+"""Messages between `ramet sft` and the ranks that it starts: the task, and why a rank failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY, FAILURE, FAILURES = "ready/{}", "failure/{}", "failures"  # keys of the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInputs:
-    """What every rank is given: the data as the first process encoded it, and the sections that a training reads."""
+    """The task of every rank: the data as the first process encoded it, and the sections that a training reads."""
 
     config: Config
     run: Path
@@ -79,7 +79,7 @@ class RankInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """What a rank raised. Ranks that lose another one fail too, hence the order."""
+    """The error of a rank. Ranks that lose another one fail too, hence the order."""
 
     order: int  # 1: the first that was reported
     text: str

@@ -21,7 +21,7 @@ UNOPENED = "reasoning is closed and not opened, unlike in most traces"
 
 @dataclass(slots=True, kw_only=True)
 class TraceReport:
-    """What was found in the rows of some files."""
+    """The findings in the rows of some files."""
 
     rows: int
     checked: bool = True  # whether the rollout step can check traces

@@ -62,7 +62,7 @@ KEPT = 2  # checkpoints: the newest may be half-written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a training did, over all its processes unless said otherwise."""
+    """Results of a training, over all its processes unless said otherwise."""
 
     steps: int
     resumed_step: int  # where this process began

@@ -61,7 +61,7 @@ class World:
         dist.destroy_process_group()  # not after an error, when it could wait for ranks that are gone
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` returns or raises (a `RametError`) on the first rank, on every rank."""
+        """The result or exception (a `RametError`) of `make` on the first rank, given to every rank."""
         if not self.joins:
             return make()
         sent: list[Any] = [None]
@@ -110,5 +110,5 @@ def world_of_environment() -> World:
 
 
 def missing_variables() -> list[str]:
-    """What a launcher left out of the environment of its ranks."""
+    """Variables that a launcher left out of the environment of its ranks."""
     return [name for name in VARIABLES if name not in os.environ]

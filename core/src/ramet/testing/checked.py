@@ -1,4 +1,4 @@
-"""What every check is wrapped in: a time limit that names the line that hangs, the plugin's line, short messages."""
+"""The wrapper of every check: a time limit that names the line that hangs, the plugin's line, short messages."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the scripted engine samples in one turn.
+    """The scripted engine's sample of one turn.
 
     The text ends at the first stop string in it; without one an end of sequence follows. `entropies` are repeated over
     the sampled tokens, and so are `versions`, in order; without any, tokens are of the engine's version. `first_s`

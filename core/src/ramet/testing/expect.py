@@ -1,4 +1,4 @@
-"""What all checks share: a failure is an `AssertionError` with a sentence (also under `python -O`); forks of states."""
+"""Common part of all checks: `AssertionError` with a sentence (also under `python -O`), and forks of states."""
 
 from __future__ import annotations
 

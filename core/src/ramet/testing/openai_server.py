@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawReply:
-    """What a server may send instead of a completion: an error, a page of HTML, half a reply."""
+    """A reply instead of a completion: an error, a page of HTML, half a reply."""
 
     status: int = 200
     body: bytes | str = b""

@@ -150,7 +150,7 @@ async def _still_runs(subject: StepUnderTest, before: Sequence[str]) -> bool:
 async def _both(
     subject: StepUnderTest, before: Sequence[str], plans: Mapping[str, Sequence[str]], order: Sequence[str], fork: Fork
 ) -> dict[str, list[StepResult]]:
-    """What each does after the fork, where they continue in this order; a state is closed after its last turn."""
+    """The turns of each after the fork, continued in this order; a state is closed after its last turn."""
     step: Any = subject.step
     original = Play([*before, *plans[ORIGINAL]], environment=await step.open(subject.task, SEED))
     await begin(subject, original)

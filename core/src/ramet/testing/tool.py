@@ -283,7 +283,7 @@ async def _alone(tool: Any, calls: Sequence[dict[str, Any]]) -> list[tuple[str, 
 async def _both(
     tool: Any, states: Mapping[str, Any], plans: Mapping[str, Sequence[dict[str, Any]]], order: Sequence[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """What each gives where they call in this order; a state is closed after its last call."""
+    """The results of each, called in this order; a state is closed after its last call."""
     outcomes: dict[str, list[tuple[str, str]]] = {who: [] for who in plans}
     for i, who in enumerate(order):
         arguments = plans[who][len(outcomes[who])]

@@ -67,7 +67,10 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
 
 
 def will_fit(config: Config, components: Components) -> list[str]:
-    """What is likely not to fit on this machine. Estimates: a run logs them as warnings, a dry run is refused."""
+    """Parts that are likely not to fit on this machine.
+
+    Estimates: a run logs them as warnings, a dry run is refused.
+    """
     if config.cluster.address is not None:
         return []  # the workers' machines are others
     machine = machine_of(config)

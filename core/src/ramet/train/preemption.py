@@ -22,7 +22,7 @@ SHARE = 0.5  # of the grace time, for what is completed; the rest is for the che
 
 
 class Dropped(Exception):
-    """What was waited for is cancelled, because the run is to stop."""
+    """Awaited work was cancelled, because the run is to stop."""
 
 
 class Preemption(StopListener):

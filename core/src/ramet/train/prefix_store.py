@@ -43,7 +43,7 @@ class PrefixStore:
                 self._keep(record)
 
     def of(self, tasks: Iterable[Task]) -> dict[str, GroupRecord]:
-        """What is kept of these tasks, by their ids."""
+        """The stored groups of these tasks, by their ids."""
         return {task.id: self._groups[task.id] for task in tasks if task.id in self._groups}
 
     def copy(self) -> PrefixStore:
@@ -91,7 +91,7 @@ class PrefixStore:
 
 
 def prefix_origin(config: Config) -> dict[str, str]:
-    """What a stored prefix must have been written under. The tokenizer must be one that can be loaded."""
+    """Settings that a stored prefix must have been written under. The tokenizer must be one that can be loaded."""
     tokenizer, step = load_tokenizer(config.model), config.rollout_step
     vocabulary = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.chat_template])
     options: Any = step.params

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """What a run is made of before anything starts, and what its manifest records of data and model."""
+    """The parts of a run before anything starts, and its manifest's entries on data and model."""
 
     components: Components
     tasks: list[Task]

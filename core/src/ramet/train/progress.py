@@ -1,4 +1,4 @@
-"""What a run is doing now, for the live line: step, phase, rollouts, micro-batches, and the time that is left."""
+"""The progress of a run, for the live line: step, phase, rollouts, micro-batches, and the time that is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run keeps of its rollouts: one file for each step, and one for each validation."""
+"""The rollouts that a training run keeps: one file for each step, and one for each validation."""
 
 from __future__ import annotations
 

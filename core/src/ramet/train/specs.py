@@ -1,4 +1,4 @@
-"""What the policy and the critic of a run are built from."""
+"""The specifications of a run's policy and critic."""
 
 from __future__ import annotations
 

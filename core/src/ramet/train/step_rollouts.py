@@ -1,4 +1,4 @@
-"""What a step learns from: its groups, where they come from, and where the draws of tasks continue after it.
+"""The groups that a step learns from, their source, and where the draws of tasks continue after it.
 
 Dynamic sampling (DAPO, arXiv 2503.14476, §3.2): a group whose rewards are all equal has no advantage. With
 `train.resample_rounds` such groups are replaced, all of a round together, by groups of the next tasks; what still has

@@ -1,4 +1,4 @@
-"""What a training run validates on: tasks of files, and tasks of benchmarks as `ramet eval` would measure them."""
+"""The validation data of a training run: tasks of files, and tasks of benchmarks as `ramet eval` would measure them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ValidData:
 def load_valid(
     config: Config, components: Components, tools: Sequence[str] | None, check: CheckTask | None
 ) -> tuple[TaskSet, ValidData]:
-    """What `data.valid` names, as a set and with the benchmarks. `check`: of tasks that rewards judge. Raises
+    """The data of `data.valid`, as a set and with the benchmarks. `check`: of tasks that rewards judge. Raises
     `ConfigErrors`.
 
     `tools`: names of the configured tools and tool sets; None: not known, so the benchmarks' rules are neither checked

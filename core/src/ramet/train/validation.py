@@ -188,7 +188,7 @@ class Validation:
 
 
 class _CountingAll:
-    """What a reward leaves out of training has a score here."""
+    """A scorer that also scores rollouts that a reward leaves out of training."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer

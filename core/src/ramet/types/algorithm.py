@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the contract must import without torch
 
 
 class Need(StrEnum):
-    """What an algorithm or a branch policy may ask for beyond what is always there. Checked before anything starts."""
+    """Optional inputs that an algorithm or a branch policy may ask for. Checked before anything starts."""
 
     ENTROPY = "entropy"  # exact per-token entropy
     OLD_LOGPROBS = "old_logprobs"  # the trainer's own before the update (estimators; losses always have them)

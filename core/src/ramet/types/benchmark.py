@@ -12,7 +12,7 @@ from ramet.types.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkInfo:
-    """What a reader of a result must know about the benchmark, and how its authors have it measured.
+    """Information for readers of a result: the benchmark, and how its authors measure it.
 
     All of it takes effect in `ramet eval` and in validations of `ramet train`, unless `benchmarks.NAME.…` or
     `evaluate.…` says otherwise.

@@ -177,7 +177,7 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """What a branch policy may know. Rollouts in order of their start."""
+    """A branch policy's view of a group. Rollouts in order of their start."""
 
     task: Task
     budget: int  # M: rollouts of the group, at most

@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 class Severity(StrEnum):
-    """What a finding means for a run. A problem makes `ramet doctor` end with exit code 1."""
+    """The effect of a finding on a run. A problem makes `ramet doctor` end with exit code 1."""
 
     OK = "ok"
     NOTE = "note"  # works, and is not what it could be
@@ -61,7 +61,7 @@ setattr(Finding, "mend", property(lambda finding: finding.fix))  # noqa: B010  #
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorContext:
-    """What a check may look at. `options`: name of each configured component (`tools.search`) -> its options."""
+    """The inputs of a check. `options`: name of each configured component (`tools.search`) -> its options."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     offline: bool = False  # True: ask nothing of the network

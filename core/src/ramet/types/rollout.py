@@ -20,7 +20,7 @@ from ramet.types.task import Task
 
 
 class Origin(StrEnum):
-    """Who wrote a segment's tokens. Only `sampled` tokens are trained."""
+    """The writer of a segment's tokens. Only `sampled` tokens are trained."""
 
     SAMPLED = "sampled"  # the policy, in this rollout
     INSERTED = "inserted"  # any other source, or the policy of an earlier step (a stored prefix)
@@ -163,7 +163,7 @@ class Rollout:
 
     @property
     def reply(self) -> str:
-        """What the policy wrote in its last turn."""
+        """The policy's text in its last turn."""
         last = [s for s in self.segments if s.kind is SegmentKind.TURN]
         return "".join(s.text for s in last if s.turn == last[-1].turn)
 
@@ -179,7 +179,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutScore:
-    """What the rewards said of a rollout that was scored while its group ran (`Need.REWARDS`)."""
+    """The rewards of a rollout that was scored while its group ran (`Need.REWARDS`)."""
 
     reward: float | None  # weighted sum of the rewards; None: it has a fault or is left out
     parts: Mapping[str, float] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class Limiter(Protocol):
 
 
 class Services(Protocol):
-    """What tools, tool sets, rewards and benchmarks may use from `async def start(self, services) -> None` on.
+    """Services for tools, tool sets, rewards and benchmarks from `async def start(self, services) -> None` on.
 
     `start` is called once in each process that uses the component, before its first call.
     """

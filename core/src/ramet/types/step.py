@@ -43,7 +43,7 @@ TracePart: TypeAlias = Sampled | Markup | Untrusted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What the policy sampled in this turn."""
+    """The policy's sample in this turn."""
 
     text: str
     stop: str | None  # the stop string that ended it (included in `text`); None: end of sequence or length
@@ -67,7 +67,7 @@ class RolloutState:
 
 
 class StepContext(Protocol):
-    """What a step may do. Both calls may raise `InfraError`, which a step lets pass."""
+    """The actions of a step. Both calls may raise `InfraError`, which a step lets pass."""
 
     @property
     def tools(self) -> Sequence[ToolSchema]:
@@ -94,7 +94,7 @@ class StepContext(Protocol):
         ...
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
-        """What the chat template puts after the conversation so far for further messages, generation prompt included.
+        """The chat template's text for further messages of the conversation, generation prompt included.
 
         Content is `Untrusted`, the template's own text `Markup`. Raises `PluginError` for no messages or for roles
         that the template does not take.
@@ -116,7 +116,7 @@ class StepContext(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What follows a turn: text to insert, whether the rollout stops and why, and what is kept of the turn."""
+    """The result of a turn: text to insert, whether the rollout stops and why, info, reward and metrics."""
 
     insert: tuple[Insert, ...] = ()
     stop: StopReason | None = None

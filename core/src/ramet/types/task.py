@@ -21,7 +21,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a group of rollouts is about. Must be picklable; everything in `metadata` must be JSON."""
+    """One task of a data set, for a group of rollouts: a prompt and its answer.
+
+    Must be picklable; everything in `metadata` must be JSON.
+    """
 
     id: str  # unique and stable within its data set
     prompt: tuple[Message, ...]

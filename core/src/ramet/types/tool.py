@@ -31,7 +31,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool returned. `error` True: the model's own doing (its code raised); the text says what.
+    """The result of a tool call. `error` True: the model caused it (its code raised); the text says what.
 
     `metadata` is JSON; it is recorded with the call (`ToolRecord.metadata`), and rewards can read it there.
     """

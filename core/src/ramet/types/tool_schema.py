@@ -1,4 +1,4 @@
-"""What a model reads of a tool: its name, what it does, and what it takes."""
+"""The description of a tool that a model reads: name, purpose and parameters."""
 
 from __future__ import annotations
 

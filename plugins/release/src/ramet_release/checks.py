@@ -1,4 +1,4 @@
-"""What the released schedule cannot do, found before anything starts."""
+"""Limits of the released schedule, found before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules of the released code decide: how many rollouts a prompt starts with, and whether one is copied."""
+"""Decisions by the rules of the released code: how many rollouts a prompt starts with, and whether one is copied."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from ramet_release.internals import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What one row is to continue, and how far. `ends_at`: its deadline, in the event loop's time."""
+    """A row's context, and how far to continue it. `ends_at`: its deadline, in the event loop's time."""
 
     key: RolloutKey
     turn: int

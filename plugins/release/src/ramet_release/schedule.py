@@ -53,7 +53,7 @@ class LockstepBatch:
             cut_response(row.live, self.player.rules.config.max_response_tokens, cuts, self.player.rules.encoder)
 
     def groups(self) -> list[Group]:
-        """What training sees, in the order of the prompts: responses end with their first end of sequence."""
+        """The rows for training, in the order of the prompts: responses end with their first end of sequence."""
         cuts: Cuts = {}
         rules = self.player.rules
         for row in self.rows:

@@ -183,10 +183,7 @@ def without_dollars(text: str) -> str:
 
 
 def _kept_apart(char: str) -> str:
-    """Keep apart characters that normalisation would join to a digit:
-
-    `5²`, `5₂`, `5②` are not 52, and `3½` is not 31/2.
-    """
+    """Keep apart what normalisation would join to a digit: `5²`, `5₂`, `5②` are not 52, and `3½` is not 31/2."""
     kind = unicodedata.decomposition(char).partition(" ")[0]
     apart = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
     return apart.get(kind, "") + char

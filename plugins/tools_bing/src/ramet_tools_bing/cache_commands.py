@@ -173,7 +173,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _problems(opened: diskcache.Cache, repair: bool) -> list[str]:
-    """What cannot be read; with `repair` it is removed."""
+    """Entries that cannot be read; with `repair` they are removed."""
     problems = []
     folder = Path(opened.directory)
     if repair:

@@ -78,7 +78,7 @@ def recorded_options(folder: Path) -> set[tuple[str, str]]:
 
 
 def kind_of(value: Mapping[str, Any]) -> str:
-    """What an entry is: `search`, `page`, `summary` or `unknown`."""
+    """The kind of an entry: `search`, `page`, `summary` or `unknown`."""
     if "items" in value:
         return "search"
     if "summary" in value:

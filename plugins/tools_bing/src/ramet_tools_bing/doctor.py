@@ -1,4 +1,4 @@
-"""What `ramet doctor` finds out about searching: who answers, whether they do, and whether the cache can be used."""
+"""Checks of `ramet doctor` for searching: the provider, whether it answers, and whether the cache can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model asks, made fit for a provider and for the cache: one form for queries that mean the same."""
+"""The model's queries, made fit for a provider and for the cache: one form for queries that mean the same."""
 
 from __future__ import annotations
 

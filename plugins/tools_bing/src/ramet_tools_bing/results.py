@@ -1,4 +1,4 @@
-"""What a search returns, whichever provider answers, and how it becomes the text that the model reads."""
+"""The results of a search, from any provider, and the text that the model reads."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class SearchClient:
             raise InfraError(reason, retry_after_s=PLACE_POLL_S) from error
 
     async def _final(self, error: ProviderError, out_of_time: float | None) -> InfraError:
-        """What a call ends with; `out_of_time`: its deadline, if that is why. All workers hear of an open circuit."""
+        """The error of a call; `out_of_time`: its deadline, if that is why. All workers get an open circuit."""
         seconds_left = self.circuit.open_until - time.monotonic()
         if seconds_left <= 0:
             asked = error.retry_after_s or None

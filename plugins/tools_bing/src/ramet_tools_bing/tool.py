@@ -51,7 +51,7 @@ class SearchTool:
 
     @property
     def provider(self) -> str:
-        """Who answers."""
+        """The provider."""
         return chosen_provider(self.config)
 
     async def start(self, services: Services) -> None:

@@ -1,4 +1,4 @@
-"""What `ramet doctor` says of the sandbox: the level of isolation that this host allows, and why no higher one."""
+"""Checks of `ramet doctor` for the sandbox: the level of isolation that this host allows, and why no higher one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps programs apart from the machine: the levels, what each promises, and which is in force."""
+"""The isolation of programs from the machine: the levels, their guarantees, and the level in force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of one program, and the text that the model is shown for it.
+"""The outcome of one program, and its text for the model.
 
 The text is fixed English without paths, process numbers, measured times or host names: equal programs must give equal
 text, on every machine.
@@ -66,7 +66,7 @@ class PythonResult:
 
     @property
     def text(self) -> str:
-        """What the model is shown: the output, and for a program that failed also why."""
+        """The text for the model: the output, and for a program that failed also why."""
         parts = [_stream(self.stdout, self.truncated_stdout)]
         if self.status is not Status.OK:
             parts += [_stream(self.stderr, self.truncated_stderr), _REASONS.get(self.status, "")]

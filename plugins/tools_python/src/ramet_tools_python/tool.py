@@ -70,7 +70,7 @@ class _Interpreter(Generic[P]):
         (await self.isolation()).record(services.folder)
 
     async def isolation(self) -> Isolation:
-        """What is in force here. Starts the interpreter if need be; raises as `start`."""
+        """The isolation in force here. Starts the interpreter if need be; raises as `start`."""
         return await self._pool.get().start()
 
     async def aclose(self) -> None:

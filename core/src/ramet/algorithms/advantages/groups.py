@@ -1,7 +1,4 @@
-"""Functions that estimators share, in addition to `ramet.helpers.group_scores`:
-
-sums by group, a metric, rows to tokens.
-"""
+"""Common functions of estimators (see also `ramet.helpers.group_scores`): sums by group, a metric, rows to tokens."""
 
 from __future__ import annotations
 

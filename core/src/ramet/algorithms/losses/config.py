@@ -28,7 +28,7 @@ class PpoClipConfig:
 
 
 class RatioUnit(StrEnum):
-    """What has one ratio of its own in GSPO."""
+    """The unit with one ratio in GSPO."""
 
     SEQUENCE = "sequence"  # all sampled tokens of a rollout
     TURN = "turn"  # those of a turn

@@ -51,7 +51,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """What a worker answers to a ping."""
+    """A worker's answer to a ping."""
 
     lines: list[LogLine]  # since the last ping
     progress: RolloutProgress | PassProgress | None = None  # of what it is doing
@@ -68,7 +68,7 @@ class ActorProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSetup:
-    """What a rollout worker starts with."""
+    """The arguments of a rollout worker."""
 
     config: Config
     branching: bool
@@ -78,7 +78,7 @@ class RolloutSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySetup:
-    """What a policy rank starts with."""
+    """The arguments of a policy rank."""
 
     run: RunConfig
     timeout_s: float
@@ -136,7 +136,7 @@ def in_group(group: str) -> Callable[[F], F]:
 
 
 class Actor:
-    """What all workers can do. `setup` is pickled: it may need modules that only `driver` makes importable here."""
+    """Methods of all workers. `setup` is pickled: it may need modules that only `driver` makes importable here."""
 
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # of its process from its start on, where the user has set nothing
 

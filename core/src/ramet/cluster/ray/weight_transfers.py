@@ -93,7 +93,7 @@ def check_served(worker: RayWorker, served: int, version: int) -> None:
 
 
 class _Streamed:
-    """What `ipc` and `nccl` have in common: they send what the policy has now."""
+    """The common part of `ipc` and `nccl`: they send the policy's current weights."""
 
     def __init__(self, ranks: RayRanks, timeout_s: float) -> None:
         self._ranks = ranks

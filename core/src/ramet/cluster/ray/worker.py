@@ -150,7 +150,7 @@ def variables(own_variables: Mapping[str, str], threads: int | None, settings: M
 
 
 def translated(error: Exception, who: str) -> Exception:
-    """What to raise in the driver for the error with which a call of worker `who` ended.
+    """The exception for the driver, for the error with which a call of worker `who` ended.
 
     The worker's own error as it was, or one that names who is lost and why in one line.
     """

@@ -1,4 +1,4 @@
-"""What a server's `/completions` reply means: token ids, why it ended, and at which stop string."""
+"""The reply of a server's `/completions`: token ids, why it ended, and at which stop string."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class EngineThread:
             self._deliver(events)
 
     def _next_commands(self) -> list[Command]:
-        """What has arrived; waits for a command if there is nothing to compute."""
+        """The commands that have arrived; waits for one if there is nothing to compute."""
         commands: list[Command] = []
         at_rest = self._batcher.idle or self._stuck
         if self._broken is not None or (at_rest and not self._update_is_due):

@@ -46,7 +46,7 @@ class RunnerBatch:
 
 
 class BatchState:
-    """What the device knows of every slot: the token to feed, its position, how to sample, and what was sampled.
+    """The device's data of every slot: the token to feed, its position, how to sample, and the sampled token.
 
     All tensors have one row per slot. A slot's position is always the number of tokens whose keys and values are valid.
     So a slot that only pads a batch writes after the end of its own sequence, or at the end of the cache where prompts

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class PackedLinear:
-    """What a linear layer computes, from a packed copy of its weight."""
+    """The output of a linear layer, from a packed copy of its weight."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer

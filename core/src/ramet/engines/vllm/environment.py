@@ -1,4 +1,4 @@
-"""What must be right before vLLM is imported: this machine, and what vLLM reads from the environment."""
+"""Conditions before vLLM is imported: this machine, and vLLM's variables of the environment."""
 
 from __future__ import annotations
 

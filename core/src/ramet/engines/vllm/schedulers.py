@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 @dataclass(slots=True)
 class CachePressure:
-    """What a scheduler's process has counted since the last `take`."""
+    """Counts of a scheduler's process since the last `take`."""
 
     preemptions: int = 0  # requests that lost their keys and values for another's, and compute them again
     peak: float = 0.0  # the largest share of the cache that requests in a step held

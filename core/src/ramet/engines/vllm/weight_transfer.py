@@ -168,7 +168,7 @@ class _FromVllm:
 
 
 def plain_handle(handle: tuple[Any, ...]) -> list[Any]:
-    """What torch's `reduce_tensor` says of a flat buffer of bytes on a GPU, without the types that it names."""
+    """The handle of a flat buffer of bytes on a GPU from torch's `reduce_tensor`, without the types that it names."""
     _, size, stride, offset, _, _, *rest = handle
     return [list(size), list(stride), offset, *rest]
 

@@ -1,4 +1,4 @@
-"""What models were asked and answered while something was scored: kept with its result, and answered from it later.
+"""Requests to models and their replies during scoring: kept with the result, and answered from it later.
 
 A job that scores (`ramet eval`, `ramet judge`) opens `collected()` around it, and every chat of a client in it is
 noted. A replay opens `answered_from(exchanges)`: the same questions then get the stored answers, and no server is

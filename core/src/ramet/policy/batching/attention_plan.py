@@ -50,7 +50,7 @@ class AttentionCall:
     sizes: Tensor | None  # [2, n]: how many of the Q are the run, and of the K its path, at their ends; None: all
 
     def seen(self, device: torch.device) -> Tensor | None:
-        """What a query sees: `[n, 1, Q, K]` bool, or `[1, 1, Q, K]` if it is the same in all runs; None where Q = K."""
+        """The keys of each query: `[n, 1, Q, K]` bool, `[1, 1, Q, K]` if all runs have the same; None where Q = K."""
         if self.n_queries == self.n_keys:
             return None
         query = torch.arange(self.n_queries, device=device)[:, None]
@@ -66,7 +66,8 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """What is gathered for all calls, one after another, and where their results go. S: positions of the packed row.
+    """Indices of the gathered inputs of all calls, one after another, and of their results. S: positions of the packed
+    row.
 
     Every position is a query in one of the calls, once.
     """

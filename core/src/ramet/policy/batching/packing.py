@@ -31,7 +31,7 @@ from ramet.policy.batching.trie import Positions, Trie
 
 
 class TokenRow(Protocol):
-    """What packing reads of a sequence: a prompt, and a response whose tokens are trained where `mask` is True."""
+    """A sequence as packing reads it: a prompt, and a response whose tokens are trained where `mask` is True."""
 
     @property
     def prompt_ids(self) -> Ids: ...
@@ -52,7 +52,7 @@ class PackedLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a layout costs, in comparable units: a token's matrix products, and a pair of positions in attention."""
+    """The cost of a layout, in comparable units: a token's matrix products, and a pair of positions in attention."""
 
     token: float
     pair: float
@@ -231,7 +231,7 @@ def micro_batch(rows: Sequence[TokenRow], indices: Sequence[int], layout: Packed
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What `MicroBatch` says of the trained tokens of some rows, one after another."""
+    """The fields of `MicroBatch` for the trained tokens of some rows, one after another."""
 
     predict: Positions  # [n]
     targets: Positions  # [n]

@@ -92,7 +92,7 @@ def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min
 def row_metrics(
     groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min_group: int = MIN_GROUP
 ) -> dict[str, float]:
-    """What `rows_of` keeps and leaves out, as counts."""
+    """Counts of the rows that `rows_of` keeps and leaves out."""
     total = sum(len(group.rollouts) for group in groups)
     valid = [len(group.valid) for group in groups]
     return {

@@ -42,7 +42,7 @@ class Trie:
 
     @property
     def n_keys(self) -> int:
-        """What is gathered for attention: the path of every run, itself included."""
+        """The tokens that are gathered for attention: the path of every run, itself included."""
         return sum(length for shared, length in zip(self.shared, self.lengths, strict=True) if length > shared)
 
     def positions(self) -> list[Positions]:

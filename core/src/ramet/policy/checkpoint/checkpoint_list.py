@@ -1,4 +1,4 @@
-"""What is in a run's folder of checkpoints, read and never changed: a run may be writing there."""
+"""The list of a run's checkpoints, read and never changed: a run may be writing there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy worker writes to a checkpoint: weights, optimiser and random number states, exact to the bit.
+"""A policy worker's part of a checkpoint: weights, optimiser and random number states, exact to the bit.
 
 Tensors are in the files of torch.distributed.checkpoint under the names of their parameters, so that any number of
 ranks finds its part of them. What belongs to one rank is in `rank_00000.pt`, loaded with `weights_only=True`, so that a

@@ -120,7 +120,7 @@ class Checkpoints:
         return best
 
     def score(self, step: int) -> CheckpointScore | None:
-        """What `keep_best` says of the checkpoint of this step."""
+        """The score of `keep_best` for the checkpoint of this step."""
         score = read_score(self.root / f"step_{step:06d}")
         return score if score is not None and score.metric == self.keep_best else None
 
@@ -275,7 +275,7 @@ def note_hashes(folder: Path, rank: int, names: Iterable[str]) -> None:
 
 
 def _take_hashes(folder: Path) -> dict[Path, dict[str, int | str]]:
-    """What ranks have noted in `folder` or below, which is deleted."""
+    """The hashes that ranks have written in `folder` or below; deletes their files."""
     hashes: dict[Path, dict[str, int | str]] = {}
     for file in folder.rglob(f"{HASHES}*"):
         hashes |= {file.parent / name: entry for name, entry in json.loads(file.read_text()).items()}

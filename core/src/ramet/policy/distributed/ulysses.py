@@ -166,7 +166,7 @@ def _shard(
 
 
 def _masks(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Tensor | None]:
-    """What the model would build from all positions `[B, S]` with its own attention, by type of layer."""
+    """The masks that the model would build from all positions `[B, S]` with its own attention, by type of layer."""
     config = copy.copy(model.config)
     config._attn_implementation = attention_name(config)
     # Only shape, type and device of the embeddings are read.

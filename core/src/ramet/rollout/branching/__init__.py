@@ -1,1 +1,1 @@
-"""Who decides where rollouts fork: policies, events in order, and what is known of the group."""
+"""Decisions where rollouts fork: policies, events in order, and the state of the group."""

@@ -35,7 +35,7 @@ ACTIONS = (*STARTS, Stop, Done)
 def ask(
     policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random, *, stateful: bool = False
 ) -> list[BranchAction]:
-    """What the policy wants done. Raises `PluginError` naming it if it fails or asks for what cannot be.
+    """The policy's actions. Raises `PluginError` naming it if it fails or asks for an impossible action.
 
     `stateful`: rollouts have states. Without `Need.EARLIER_TURNS` only the states of the newest turn are kept.
     """

@@ -1,4 +1,4 @@
-"""What happens to one rollout, as the scheduler notes it, and as its branch policy receives it."""
+"""Events of one rollout, as the scheduler notes them, and as its branch policy receives them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramet.types import AfterTool, BranchEvent, CallView, Finished, FirstTokens,
 
 
 class Phase(IntEnum):
-    """What can happen within a turn, in its order."""
+    """Events within a turn, in their order."""
 
     BEGIN = 0  # the tool result before the turn was appended
     FIRST = 1  # the first k tokens of the turn are there

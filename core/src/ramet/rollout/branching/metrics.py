@@ -1,4 +1,4 @@
-"""What is reported about branching: where the entropy rose, who was forked, and how alike a group's rollouts are."""
+"""Metrics of branching: where the entropy rose, who was forked, and how alike a group's rollouts are."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Hermes:
         return StepResult(insert=tuple(ctx.render(self.results(texts))), info=info, metrics=metrics)
 
     async def _run(self, calls: Sequence[Found], n_left: int, turn: int, ctx: StepContext) -> list[str]:
-        """What each call gets as its result. The first `n_left` that can be made are made, all at the same time."""
+        """The result of each call. The first `n_left` valid calls are made, all at the same time."""
         allowed = [call for call in calls if isinstance(call, JsonCall)][:n_left]
         over = "Not run: the limit of tool calls is reached."
         results = iter(await asyncio.gather(*(_result(call, turn, ctx) for call in allowed)))

@@ -280,7 +280,7 @@ def _pairs(text: str) -> tuple[str, ...]:
 
 
 def _last_block(text: str, tag: str) -> str | None:
-    """What is between the last closing tag and the last opening tag before it."""
+    """The text between the last closing tag and the last opening tag before it."""
     close = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(close, 0))
     return None if close < 0 or start < 0 else text[start + len(tag) + 2 : close]

@@ -19,7 +19,7 @@ from ramet.types import TemplateFormat, TraceReader
 
 @dataclass(slots=True, kw_only=True)
 class TraceCheck:
-    """What was found in one reply. After a fault nothing more is looked for."""
+    """The findings in one reply. After a fault nothing more is looked for."""
 
     fault: str | None = None  # the first
     unopened_think: bool = False  # it begins within reasoning, as where the prompt opens it

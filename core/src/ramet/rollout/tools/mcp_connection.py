@@ -228,7 +228,7 @@ def _reap(pid: int) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What is at the bottom of groups of errors, which the client library raises."""
+    """The innermost error of groups of errors, which the client library raises."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What an MCP server says, made safe to read: bounded lines and answers, what is not a message, its own schemas."""
+"""Output of an MCP server, made safe to read: bounded lines, lines that are not messages, its own schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tool runtime counts, one object per tool."""
+"""Counts of the tool runtime, one object per tool."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _tool_problem(text: str, tool: str) -> str | None:
 
 
 def extract_answer(text: str) -> str | None:
-    """What is between the first `<answer>` and the next `</answer>`."""
+    """The text between the first `<answer>` and the next `</answer>`."""
     _, opening, rest = text.partition("<answer>")
     block, closing, _ = rest.partition("</answer>")
     return block if opening and closing else None

@@ -1,4 +1,4 @@
-"""What every provider offers, and the five ways in which one fails.
+"""The interface of providers, and the five kinds of their failures.
 
 The kind of a fault decides what happens next (`ramet_tools_bing.service`), so a provider must tell them apart: an
 answer that cannot be read is a fault and never an empty list, which means that the provider found nothing.

@@ -89,7 +89,7 @@ class BrightData:
         return tuple(read_items(answer, self._client.who, ("organic",), url="link", text="description"))
 
     def _unwrapped(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """What is in an envelope, or the answer itself."""
+        """The content of an envelope, or the answer itself."""
         if not {"status_code", "body"} <= answer.keys():
             return answer
         status, body, headers = answer["status_code"], answer["body"], answer.get("headers")

@@ -144,7 +144,7 @@ class Call:
 
 
 def status_of(code: int, cpu_s: float, cpu_limit_s: int) -> str:
-    """What a process's end, as `wait` gives it, says of its program."""
+    """The outcome of a program, from its process's status of `wait`."""
     if os.WIFEXITED(code):
         return "ok" if os.WEXITSTATUS(code) == 0 else "error"
     killer = os.WTERMSIG(code)

@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 
 
 class Confinement(NamedTuple):
-    """What programs are kept from. `user`: whom they run as, None: the one who runs the slot."""
+    """The limits of programs. `user`: their user, None: the slot's."""
 
     level: int
     user: int | None

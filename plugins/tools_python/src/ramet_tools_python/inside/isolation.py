@@ -100,7 +100,7 @@ def find(wanted: int | None, folder: str, readable: Sequence[str], *, keeps: boo
 
 
 def _try(attempt: Callable[[], None]) -> str:
-    """What went wrong in a process that made the attempt; empty if nothing did."""
+    """The failure of a process that made the attempt; empty if it had none."""
     report, write = os.pipe()
     pid = os.fork()
     if pid == 0:
