@@ -75,6 +75,7 @@ FAULTS = (
     Planted(name="temperature_near_zero", expects=("sure",), keys=("rollout.temperature=0.01",)),
     Planted(name="temperature_low", expects=("sure",), keys=("rollout.temperature=0.1",)),
     Planted(name="lr_100_times", expects=("update-large",), keys=("policy.lr=3e-2",)),
+    Planted(name="lr_30_times", expects=("update-large",), keys=("policy.lr=1e-2",)),
     Planted(name="lr_10_times", expects=("update-large",), keys=("policy.lr=3e-3",)),
     Planted(name="lr_nothing", expects=("update-small",), keys=("policy.lr=1e-12",)),
     Planted(name="lr_of_a_large_model", expects=("update-small",), keys=("policy.lr=1e-8",)),
@@ -90,8 +91,8 @@ FAULTS = (
         expects=("clip-inert", "update-large"),
         keys=("policy.lr=3e-3", "policy_loss.params.clip_low=0.99", "policy_loss.params.clip_high=1000"),
     ),
-    Planted(name="engine_of_low_precision", expects=("engine-gap",), engine_noise=4.0),
-    Planted(name="engine_of_lower_precision", expects=("engine-gap",), engine_noise=2.0),
+    Planted(name="engine_of_low_precision", expects=("engine-gap",), engine_noise=2.0),
+    Planted(name="engine_of_lower_precision", expects=("engine-gap",), engine_noise=1.0),
     Planted(name="no_forks_threshold", expects=("no-forks",), keys=("branch_policy.params.tau=5",)),
     Planted(name="no_forks_budget", expects=("no-forks",), keys=("branch_policy.params.initial_rollouts=8",)),
     Planted(name="one_source_without_golds", expects=("one-source",), data="two_sources"),
@@ -113,6 +114,19 @@ FAULTS = (
         model="learned",
         keys=(*reward("qa_em,few_calls", "rewards.qa_em.weight=0.3"), "train.steps=12"),
     ),
+    Planted(
+        name="entropy_penalty",
+        expects=("collapsed", "update-large", "reward-falls"),
+        keys=("train.entropy_coef=-2", "train.steps=12"),
+    ),
+    Planted(name="tool_returns_error_texts", expects=("tool-fails",), keys=tool(fails=1.0, returns="true")),
+    Planted(
+        name="format_never_right",
+        expects=("dead-part",),
+        keys=(*reward("qa_em,format"), "rewards.format.params.required=[think,answer]"),
+    ),
+    Planted(name="kl_runs_away", expects=("update-large", "kl-grows"), keys=("train.kl_coef=1e-6", "policy.lr=1e-2")),
+    Planted(name="temperature_high", expects=("no-format", "cut"), keys=("rollout.temperature=4",)),
     Planted(name="slow_tool", expects=("slow-tools",), keys=tool(slow=1.0, slow_s=1.0)),
     Planted(
         name="tool_one_at_a_time",
@@ -120,6 +134,7 @@ FAULTS = (
         keys=(*tool(slow=1.0, slow_s=0.03), "tools.search.concurrency=1"),
     ),
     Planted(name="slow_judge", expects=("slow-judge",), keys=reward("very_slow_judge")),
+    Planted(name="slower_judge", expects=("slow-judge",), keys=reward("slow_judge")),
     Planted(name="stragglers", expects=("stragglers", "slow-tools"), keys=tool(slow=0.02, slow_s=5.0)),
     Planted(
         name="cut_results_and_slow_judge",
@@ -127,7 +142,13 @@ FAULTS = (
         keys=(*reward("very_slow_judge"), "tools.search.max_result_tokens=8"),
     ),
     Planted(name="sft_lr_too_small", expects=("loss-flat",), job="sft", model="init", keys=("sft.lr=1e-9",)),
-    Planted(name="sft_lr_too_large", expects=("loss-flat", "not-finite"), job="sft", model="init", keys=("sft.lr=30",)),
+    Planted(
+        name="sft_lr_too_large",
+        expects=("loss-flat", "not-finite", "ended"),
+        job="sft",
+        model="init",
+        keys=("sft.lr=30",),
+    ),
 )
 HEALTHY = (
     Planted(name="healthy_seed_2", keys=("run.seed=2",)),

@@ -1,4 +1,4 @@
-"""A plugin with the mistakes that runs are planted with: a search that fails or is slow, and rewards that judge wrongly."""
+"""The mistakes that runs are planted with, as a plugin: a search that fails or is slow, rewards that judge wrongly."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class SearchConfig:
 
     corpus: str = option("", "corpus.jsonl of the quickstart")
     fails: float = option(0.0, "share of the names for which it fails")
+    returns: bool = option(False, "a failure is returned as if it were a result")
     masks: bool = option(False, "a failure masks the rollout; false: it is the model's mistake")
     slow: float = option(0.0, "share of the names for which it is slow")
     slow_s: float = 0.0
@@ -60,6 +61,8 @@ class FaultySearch:
         if drawn(name, config.slow):
             await asyncio.sleep(config.slow_s)
         if drawn(name, config.fails):
+            if config.returns:
+                return ToolResult(text="Error: 502")
             raise InfraError("the index is being rebuilt") if config.masks else ToolError("KeyError: 'hits'")
         text = self.texts.get(name, "no such person")
         return ToolResult(text=default([SearchItem(title=name, text=text)], 1, len(text)))

@@ -25,7 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="ramet doctor",
         add_help=False,
-        usage="ramet doctor [--offline] [--json] [--config-dir DIR] [key=value …]\n       ramet doctor RUN [--all] [--json]",
+        usage="ramet doctor RUN [--all] [--json]\n"
+        "       ramet doctor [--offline] [--json] [--config-dir DIR] [key=value …]",
         description="Check this machine, its packages and its API keys; or, with RUN, find why a run does not learn. "
         "Each problem comes with a fix.",
         epilog="RUN is a run's directory, or its name under runs/. Keys are those of a run that is to be started: "

@@ -24,6 +24,7 @@ MOST = 2  # findings: a run with more has a cause among the first
 CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
     update.not_finite,
     rollouts.masked,
+    update.engine_gap,
     formats.other_form,
     update.too_large,
     formats.no_format,
@@ -31,7 +32,6 @@ CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
     tools.tool_cut,
     formats.cut,
     rewards.misjudged,
-    update.engine_gap,
     policy.sure,
     update.kl_coef,
     update.too_small,
@@ -41,6 +41,7 @@ CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
     policy.length_grows,
     policy.reward_falls,
     tools.tool_unused,
+    rewards.dead_part,
     rewards.one_source,
     rewards.no_signal,
     rollouts.no_forks,
@@ -48,16 +49,17 @@ CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
     timing.lost_time,
     sft.loss_flat,
     sft.overfit,
+    rollouts.ended,
 )
 FAILED_FORMAT = frozenset(
-    {"no-format", "cut", "tool-unused", "no-signal", "no-forks", "misjudged", "sure", "one-source"}
+    {"no-format", "cut", "tool-unused", "no-signal", "no-forks", "misjudged", "sure", "one-source", "dead-part"}
 )
 BLOWN_UP = frozenset(
     {"cut", "no-format", "kl-grows", "entropy-grows", "length-grows", "collapsed", "clip-inert", "reward-falls"}
 )
 EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from it
-    "not-finite": BLOWN_UP | FAILED_FORMAT,
-    "masked": frozenset({"tool-unused", "no-signal", "no-forks", "slow-tools", "stragglers", "tool-fails"}),
+    "not-finite": BLOWN_UP | FAILED_FORMAT | {"ended"},
+    "masked": frozenset({"tool-unused", "no-signal", "no-forks", "slow-tools", "stragglers", "tool-fails", "ended"}),
     "other-form": FAILED_FORMAT,
     "update-large": BLOWN_UP | FAILED_FORMAT,
     "no-format": FAILED_FORMAT | {"tool-fails"},
@@ -65,7 +67,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from 
     "tool-cut": frozenset({"no-signal", "no-forks", "cut", "length-grows"}),
     "cut": frozenset({"no-signal", "no-forks", "tool-unused", "length-grows", "sure"}),
     "misjudged": frozenset({"no-signal", "one-source", "hacked"}),
-    "engine-gap": BLOWN_UP | {"update-large"},
+    "engine-gap": BLOWN_UP | FAILED_FORMAT | {"update-large"},
     "sure": frozenset({"no-signal", "no-forks"}),
     "kl-coef": frozenset({"kl-grows", "update-large"}),
     "kl-grows": BLOWN_UP,
@@ -74,6 +76,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from 
     "collapsed": frozenset({"reward-falls", "no-signal"}),
     "hacked": frozenset({"length-grows", "entropy-grows"}),
     "tool-unused": frozenset({"no-forks", "no-signal"}),
+    "dead-part": frozenset({"no-signal"}),
     "one-source": frozenset({"no-signal"}),
 }
 RANK = {Severity.PROBLEM: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.OK: 3}
@@ -134,7 +137,8 @@ def _is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
 
 
 def _explained_by(cause: Finding, found: Iterable[Finding]) -> list[Finding]:
-    return [finding for finding in found if finding.name in EXPLAINS.get(cause.name or "", ())]
+    names = EXPLAINS.get(cause.name or "", frozenset()) - {cause.name}
+    return [finding for finding in found if finding.name in names]
 
 
 def _of_plugin(entry: extensions.ExtensionEntry, run: StoredRun) -> list[Finding]:

@@ -50,7 +50,9 @@ def groups_of(run: StoredRun) -> list[RecordedGroup]:
 
 def examples(seen: Iterable[Seen]) -> tuple[RolloutRef, ...]:
     """Return the places of the first few, one of a group."""
-    by_group = {(one.group.kind, one.group.step, one.group.group.task.id): one.ref for one in seen}
+    by_group: dict[tuple[str, int, str], RolloutRef] = {}
+    for one in seen:
+        by_group.setdefault((one.group.kind, one.group.step, one.group.group.task.id), one.ref)
     return tuple(by_group.values())[:EXAMPLES]
 
 

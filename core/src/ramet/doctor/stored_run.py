@@ -22,25 +22,26 @@ GROUPS = 32  # of a file
 TOKENS = 2_000_000  # of all that is read: about two seconds
 STEP_FILE = re.compile(r"(step|valid)_\d+\.jsonl(\.\w+)?")
 EVALUATED = "results.rollouts.jsonl.gz"  # of an evaluation, whose tasks are all in one file
+MANIFEST = "manifest.json"
 UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 def read_stored_run(folder: Path) -> StoredRun:
     """Read a run. A file that is broken is logged and left out.
 
-    Raises `ConfigError` for a folder that holds neither metrics nor recorded rollouts.
+    Raises `ConfigError` for a folder that holds no metrics, no recorded rollouts and no manifest.
     """
     curves = curves_of(read_metrics(folder / NAME))
     groups = tuple(_groups(folder))
-    if not curves and not groups:
-        raise ConfigError(f"{folder}: nothing to examine: it holds neither {NAME} nor recorded rollouts")
+    if not curves and not groups and not (folder / MANIFEST).is_file():
+        raise ConfigError(f"{folder}: nothing to examine: it holds no {NAME}, no recorded rollouts and no {MANIFEST}")
     metrics = {name: {int(step): value for step, value in zip(*curve, strict=True)} for name, curve in curves.items()}
     return StoredRun(folder=folder, job=_job(folder), config=_config(folder), metrics=metrics, groups=groups)
 
 
 def _job(folder: Path) -> str:
     try:
-        return str(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["job"])
+        return str(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["job"])
     except UNREADABLE:
         return "train"
 

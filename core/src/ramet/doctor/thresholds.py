@@ -14,7 +14,7 @@ EXAMPLES = 3  # rollouts that a finding names
 
 # Masked rollouts. A step stops the run at 0.2 by default (rollout.max_masked_share); below it the data is biased
 # towards what a service can answer.
-MASKED_LOOK, MASKED_WRONG = 0.05, 0.15
+MASKED_LOOK, MASKED_WRONG = 0.03, 0.15
 
 # Rollouts that hold a call or an answer in a form that the rollout step does not read.
 FORM_LOOK, FORM_WRONG = 0.1, 0.3
@@ -31,7 +31,9 @@ CUT_LOOK, CUT_WRONG = 0.2, 0.5
 TOOL_UNUSED = 0.01  # a tool that one rollout in a hundred calls is never learned
 TOOL_ERRORS_LOOK, TOOL_ERRORS_WRONG = 0.4, 0.8  # of calls: models that learn to call make up to a third of mistakes
 TOOL_SAME_ERROR, TOOL_SAME_LOOK = 0.8, 0.2  # one text is this share of the errors: a cause of its own, seen earlier
-TOOL_CUT_LOOK, TOOL_CUT_WRONG = 0.5, 0.9  # of calls; a problem only where the reward does not rise
+SAME_RESULT, SAME_RESULT_ARGUMENTS = 0.5, 5  # of calls get one text, whatever they ask: it counts as an error
+TOOL_CUT_LOOK, TOOL_CUT_WRONG = 0.3, 0.8  # of calls
+TOOL_CUT_SHORT = 256  # tokens that are kept: a problem below, as published runs keep 512 to 5000
 FEWEST_CALLS = 8
 
 # Answers that equal the gold and earn nothing. A judge with other rules (units, format) misses a few.
@@ -39,13 +41,13 @@ MISJUDGED_LOOK, MISJUDGED_WRONG = 0.1, 0.4  # of the rollouts whose answer equal
 MISJUDGED_RIGHT = 0.05  # and of all rollouts, so that chance matches of short golds do not count
 
 # Groups whose first rollouts (forks left out) are the same text. With two of 8 rollouts different there is a signal.
-COPIES_WRONG = 0.8  # of groups
+COPIES_LOOK, COPIES_WRONG = 0.6, 0.8  # of groups
 
 # Groups whose rewards are all equal. They train nothing; DAPO's filter meets 0.3 to 0.6 in normal runs.
 NO_SIGNAL_LOOK, NO_SIGNAL_WRONG = 0.7, 0.9
 
 # The update. Nats are per token.
-STEP_KL_LOOK, STEP_KL_WRONG = 0.05, 0.3  # policy to old policy; PPO's usual target is 0.01 to 0.05. Largest of a step
+STEP_KL_LOOK, STEP_KL_WRONG = 0.03, 0.3  # policy to old policy; PPO's usual target is 0.01 to 0.05. Largest of a step
 CLIPPED_LOOK, CLIPPED_WRONG = 0.3, 0.6  # of tokens, largest of a step; 0.001 to 0.2 are usual
 REFERENCE_KL_LOOK, REFERENCE_KL_WRONG = 0.5, 2.0  # policy to reference, last step; long runs without KL reach 0.5
 STILL_RATIO = 1e-3  # the largest ratio differs from 1 by less in every step: float32 rounds at about 1e-6
@@ -61,20 +63,20 @@ ENTROPY_TIMES, ENTROPY_MORE_LOOK, ENTROPY_MORE_WRONG = 2.0, 0.3, 1.0  # nats mor
 ENTROPY_COLLAPSE = 0.1  # of the first step's entropy is left
 LENGTH_TIMES, LENGTH_MORE = 2.0, 16  # sampled tokens
 
-REWARD_FALL, REWARD_FALL_SHARE = (
-    0.1,
-    0.25,
-)  # of the reward, from its best to its last mean of a third; share of the best
+REWARD_FALL, REWARD_FALL_SHARE = 0.1, 0.25  # from the best third of the steps to the last; share of the best
+REWARD_LOST = 0.5  # of the best third's reward is left: a problem
 
 # Data sources: each with at least this share of the rollouts is compared.
 SOURCE_SHARE = 0.1
 SOURCE_NONE, SOURCE_SOME = 0.02, 0.1  # one source's reward, and that of the best
+SOURCE_SIGNAL, SOURCE_OTHER = 0.05, 0.3  # groups with a signal of one source, and of the one with most
 
 # Forks of a branch policy that can fork.
-FORKS_FEW = 0.05  # forks per group
+FORKS_FEW = 0.25  # forks per group: one in four groups compares a fork with its parent
 
 # Training against validation.
-VALID_FALL = 0.05  # reward, from the best validation before to the last
+VALID_FALL, VALID_SE = 0.05, 2.0  # reward, from the best validation before to the last, and so many standard errors
+VALID_TASKS = 32  # for the standard error, where the manifest does not say how many there were
 PART_CHANGE = 0.05  # by which one part of the reward rises and another falls
 
 # Time. A step under STEP_S is not worth a change.

@@ -136,10 +136,11 @@ def cut(run: StoredRun) -> Iterator[Finding]:
     if level is None or len(seen) < t.FEWEST_ROLLOUTS:
         return
     first = next(iter(by_step(seen)))[1]
-    grown = _share(first, stop) < shares[stop] / 2
+    if _share(first, stop) < t.CUT_LOOK / 2:
+        return  # see `length_grows`
     yield finding(
         "cut",
-        Severity.WARNING if grown else level,
+        level,
         f"rollouts are cut by {keys[stop]}",
         f"{percent(shares[stop])} end by {keys[stop]}={run.option(keys[stop], 'its default')}"
         f" ({percent(_share(first, stop))} in the first step that was read); of {len(first)} rollouts there the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import REWARD, Seen, finding, groups_of, percent, rises, thirds
+from ramet.doctor.reading import REWARD, Seen, finding, groups_of, percent, rises, severity, thirds
 from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 
@@ -16,8 +16,10 @@ def sure(run: StoredRun) -> Iterator[Finding]:
         return
     first, last = ([g for g in groups_of(run) if g.step == step and _roots(g) > 1] for step in (steps[0], steps[-1]))
     at_first, at_last = _copied(first), _copied(last)
-    if at_first >= t.COPIES_WRONG and len(first) >= t.FEWEST_GROUPS // 2:
-        yield _copies(run, first, at_first, Severity.PROBLEM, "sure", "the policy is sure from the start")
+    level = severity(at_first, t.COPIES_LOOK, t.COPIES_WRONG)
+    if level is not None and len(first) >= t.FEWEST_GROUPS // 2:
+        level = Severity.WARNING if rises(run) else level
+        yield _copies(run, first, at_first, level, "sure", "the policy is sure from the start")
     elif at_last >= t.COPIES_WRONG and len(last) >= t.FEWEST_GROUPS // 2 and not rises(run):
         yield _copies(run, last, at_last, Severity.PROBLEM, "collapsed", "the policy has collapsed")
 
@@ -69,20 +71,21 @@ def entropy_grows(run: StoredRun) -> Iterator[Finding]:
 
 
 def length_grows(run: StoredRun) -> Iterator[Finding]:
-    """Rollouts become longer and earn no more."""
-    values = run.values("rollout/sampled_tokens_mean")
-    if len(values) < 2:
+    """Rollouts become longer, or are cut more and more, and earn no more."""
+    values, cut = run.values("rollout/sampled_tokens_mean"), run.values("rollout/stop/length") or [0.0]
+    if len(values) < 2 or rises(run):
         return
     first, last = values[0], thirds(values)[1]
-    if last < t.LENGTH_TIMES * first or last - first < t.LENGTH_MORE or rises(run):
+    longer = last >= t.LENGTH_TIMES * first and last - first >= t.LENGTH_MORE
+    cut_more = cut[0] < t.CUT_LOOK / 2 and thirds(cut)[1] >= t.CUT_LOOK
+    if not longer and not cut_more:
         return
-    cut = run.values("rollout/stop/length")
     yield finding(
         "length-grows",
-        Severity.PROBLEM if cut and cut[-1] >= t.CUT_WRONG else Severity.WARNING,
+        Severity.PROBLEM if thirds(cut)[1] >= t.CUT_WRONG else Severity.WARNING,
         "rollouts grow longer",
-        f"{first:.0f} sampled tokens in the first step, {last:.0f} at the end, and the reward does not rise; "
-        f"{percent(cut[-1] if cut else 0.0)} are cut in the last step",
+        f"{first:.0f} sampled tokens in the first step, {last:.0f} at the end; {percent(cut[0])} are cut by "
+        f"rollout.max_response_tokens in the first step, {percent(thirds(cut)[1])} at the end. No reward is gained",
         "a reward that pays for length (rewards.NAME), train.loss_aggregation, policy.lr (lower)",
         _of_last_step(run),
     )
@@ -98,7 +101,7 @@ def reward_falls(run: StoredRun) -> Iterator[Finding]:
     best = means.index(max(means)) + 1
     yield finding(
         "reward-falls",
-        Severity.WARNING,
+        Severity.PROBLEM if means[-1] <= t.REWARD_LOST * max(means) else Severity.WARNING,
         "the reward falls again",
         f"{REWARD} is {max(means):.3f} in the steps {best} to {best + size - 1} and {means[-1]:.3f} in the last {size}",
         "policy.lr (lower, or policy.schedule=linear), train.kl_coef (higher); train.keep_best with a validation",

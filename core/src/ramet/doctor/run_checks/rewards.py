@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import pairwise
 
 from ramet.doctor import thresholds as t
 from ramet.doctor.reading import (
@@ -22,8 +23,11 @@ from ramet.doctor.reading import (
     thirds,
     trend,
 )
+from ramet.errors import ConfigError
+from ramet.runs.manifest import read_manifest
 from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
+MARKUP = re.compile(r"</?answer>|<\|[^|<>]*\|>|</s>")
 BOX = re.compile(r"\\boxed\{(.*)\}|\\text\{(.*)\}")
 TAIL = 80  # characters of the last turn in which an answer that was not read is looked for
 
@@ -67,9 +71,9 @@ def _is_right(one: Seen) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return what is left without case, boxes, tags, dollars and punctuation at the ends."""
+    """Return what is left without case, boxes, the answer's tags, dollars and punctuation at the ends."""
     boxed = BOX.search(text)
-    bare = re.sub(r"</?[\w.-]+>", " ", (boxed[1] or boxed[2] or "") if boxed else text)
+    bare = MARKUP.sub(" ", (boxed[1] or boxed[2] or "") if boxed else text)
     return " ".join(bare.casefold().replace("$", " ").split()).strip(" .,;:!?\"'()[]*`")
 
 
@@ -114,28 +118,57 @@ def _said(groups: list[RecordedGroup]) -> str:
 
 
 def one_source(run: StoredRun) -> Iterator[Finding]:
-    """One data source never earns a reward while others do."""
-    seen = sorted(
-        (one for one in played(run) if one.reward is not None), key=lambda one: one.rollout.task.data_source or ""
-    )
-    sources = {name: list(ones) for name, ones in groupby(seen, key=lambda one: one.rollout.task.data_source or "")}
-    large = {name: ones for name, ones in sources.items() if len(ones) >= max(8, t.SOURCE_SHARE * len(seen))}
-    means = {name: sum(one.reward or 0.0 for one in ones) / len(ones) for name, ones in large.items()}
-    if len(means) < 2:
+    """One data source never earns a reward, or its groups never differ, while others do."""
+    groups: dict[str, list[RecordedGroup]] = {}
+    for group in groups_of(run):
+        if _rewards(group):
+            groups.setdefault(group.group.task.data_source or "", []).append(group)
+    total = sum(map(len, groups.values()))
+    large = {name: own for name, own in groups.items() if len(own) >= max(4, t.SOURCE_SHARE * total)}
+    if len(large) < 2:
         return
-    worst, best = min(means, key=lambda name: means[name]), max(means, key=lambda name: means[name])
-    if means[worst] > t.SOURCE_NONE or means[best] < t.SOURCE_SOME:
+    earned = {name: sum(map(_mean_reward, own)) / len(own) for name, own in large.items()}
+    signal = {name: sum(len(_rewards(group)) > 1 for group in own) / len(own) for name, own in large.items()}
+    worst = min(large, key=lambda name: (signal[name], earned[name]))
+    nothing = earned[worst] <= t.SOURCE_NONE and max(earned.values()) >= t.SOURCE_SOME
+    if not nothing and not (signal[worst] <= t.SOURCE_SIGNAL and max(signal.values()) >= t.SOURCE_OTHER):
         return
-    shares = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
+    listed = ", ".join(f"{name} {earned[name]:.2f} ({percent(signal[name])} of its groups differ)" for name in large)
     yield finding(
         "one-source",
-        Severity.PROBLEM if len(means) == 2 and not rises(run) else Severity.WARNING,
-        f"the data source {worst} earns nothing",
-        f"{len(large[worst])} of {len(seen)} rollouts are of {worst} and earn {means[worst]:.2f}; rewards by source: "
-        f"{shares}. All that is learned comes from the others",
+        Severity.PROBLEM if nothing and not rises(run) else Severity.WARNING,
+        f"the data source {worst} trains nothing",
+        f"{len(large[worst])} of {total} groups are of {worst}; rewards by source: {listed}. All that is learned comes "
+        "from the others",
         "the rewards that score it (rewards.NAME.sources), its golds (data.columns), or its share (data.weights)",
-        large[worst],
+        [Seen(group, group.group.rollouts[0]) for group in large[worst]],
     )
+
+
+def _mean_reward(group: RecordedGroup) -> float:
+    rewards = [score.reward for score in group.group.scores.values() if score.reward is not None]
+    return sum(rewards) / len(rewards)
+
+
+def dead_part(run: StoredRun) -> Iterator[Finding]:
+    """One of several rewards gives 0 to every rollout."""
+    seen = [one for one in played(run) if one.reward is not None]
+    names = sorted({name for one in seen for name in one.score.parts if "/" not in name})
+    for name in names:
+        values = [one.score.parts[name] for one in seen if name in one.score.parts]
+        if len(names) < 2 or len(values) < t.FEWEST_ROLLOUTS or any(values):
+            continue
+        combined = run.option(f"rewards.{name}.combine", "add")
+        yield finding(
+            "dead-part",
+            Severity.PROBLEM if combined == "multiply" else Severity.WARNING,
+            f"the reward {name} is always 0",
+            f"{name} gives 0 to all {len(values)} rollouts that were read (rewards.{name}.combine={combined}); one "
+            f"writes {quoted(seen[0].rollout.sampled)}",
+            f"what {name} asks for (rewards.{name}.params) is what the model never writes: teach it (ramet sft), "
+            "describe it (rollout_step.instruction), or leave the reward out",
+            seen,
+        )
 
 
 def one_part(run: StoredRun) -> Iterator[Finding]:
@@ -149,7 +182,8 @@ def one_part(run: StoredRun) -> Iterator[Finding]:
     rising = [name for name, values in parts.items() if trend(values) > t.RISE_SE and name not in falling]
     carried = f"; {', '.join(rising)} rises alone" if rising and len(parts) > 1 else ""
     valid = {name: run.values(name) for name in run.metrics if _is_validation(name)}
-    fallen = {name: values for name, values in valid.items() if len(values) > 1 and _drop(values) >= t.VALID_FALL}
+    least = max(t.VALID_FALL, t.VALID_SE * math.sqrt(0.5 / valid_rollouts(run)))  # of two means of a share
+    fallen = {name: values for name, values in valid.items() if len(values) > 1 and _drop(values) >= least}
     if not fallen and not falling:
         return
     name, values = next(iter((fallen or falling).items()))
@@ -180,5 +214,15 @@ def _is_validation(name: str) -> bool:
 
 
 def _drop(values: list[float]) -> float:
-    """Return how far the last value, or the one before if that is higher, is below the best before them."""
-    return max(values[:-1]) - max(values[-2:] if len(values) > 3 else values[-1:])
+    """Return how far the last validation is below the best before it; of four or more, means of two neighbours."""
+    pairs = [(a + b) / 2 for a, b in pairwise(values)] if len(values) > 3 else values
+    return max(pairs[:-1]) - pairs[-1]
+
+
+def valid_rollouts(run: StoredRun) -> int:
+    """Return how many rollouts a validation has."""
+    try:
+        tasks = read_manifest(run.folder / "manifest.json").data["valid"].tasks
+    except (ConfigError, OSError, KeyError):
+        tasks = t.VALID_TASKS
+    return max(1, tasks * int(run.option("train.eval_k", 1)))

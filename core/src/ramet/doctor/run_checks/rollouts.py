@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ramet.config.secrets import hide
 from ramet.doctor import thresholds as t
 from ramet.doctor.reading import all_played, finding, groups_of, mean, percent, played, quoted, severity
+from ramet.errors import ConfigError
+from ramet.runs.manifest import read_manifest
+from ramet.runs.run_dir import RUN_LOG
 from ramet.types import Finding, Severity, StoredRun
+
+LOG_END = 20_000  # characters of run.log in which the last error is looked for
 
 
 def masked(run: StoredRun) -> Iterator[Finding]:
@@ -42,6 +48,26 @@ def _fix(where: str) -> str:
         "engine": "the engine's log; engine.params",
         "state": f"the state of {name}",
     }.get(kind, "run.log has the message")
+
+
+def ended(run: StoredRun) -> Iterator[Finding]:
+    """The last process of the run ended with an error."""
+    try:
+        attempts = read_manifest(run.folder / "manifest.json").attempts
+        log = (run.folder / RUN_LOG).read_text(encoding="utf-8", errors="replace")[-LOG_END:].splitlines()
+    except (ConfigError, OSError):
+        return
+    if not attempts or attempts[-1].status != "failed":
+        return
+    errors = [line for line in log if " ERROR " in line]
+    steps = max((step for values in run.metrics.values() for step in values), default=0)
+    yield finding(
+        "ended",
+        Severity.PROBLEM,
+        "the run ended with an error",
+        f"after step {steps}: {hide(errors[-1].partition(' ERROR ')[2].strip()) if errors else 'run.log names none'}",
+        f"what the message says; all of it is in {run.folder / RUN_LOG}",
+    )
 
 
 def no_forks(run: StoredRun) -> Iterator[Finding]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
 from ramet.doctor.reading import Seen, finding, mean, percent, played, quoted, rises, severity
 from ramet.types import CallStatus, Finding, Severity, StoredRun, ToolRecord
+
+ERROR = re.compile(r"\s*(?:error|exception|traceback|failed)\b", re.IGNORECASE)  # as a tool's text that is one begins
 
 
 def tool_unused(run: StoredRun) -> Iterator[Finding]:
@@ -36,9 +39,10 @@ def _share_that_calls(seen: list[Seen]) -> float:
 
 
 def tool_fails(run: StoredRun) -> Iterator[Finding]:
-    """The calls of a tool fail: the model's mistakes, or what a function of the user raises."""
+    """The calls of a tool fail, or return the same text whatever they ask."""
     for name, calls in _calls(run).items():
-        failed = [(one, call) for one, call in calls if call.status is CallStatus.ERROR]
+        failed = [(one, call) for one, call in calls if call.status is CallStatus.ERROR or ERROR.match(call.text)]
+        failed = failed if len(failed) >= t.TOOL_SAME_LOOK * len(calls) else _same_result(calls)
         text, times = Counter(call.text for _, call in failed).most_common(1)[0] if failed else ("", 0)
         look = t.TOOL_SAME_LOOK if times >= t.TOOL_SAME_ERROR * len(failed) else t.TOOL_ERRORS_LOOK
         level = severity(len(failed) / len(calls), look, t.TOOL_ERRORS_WRONG)
@@ -49,12 +53,20 @@ def tool_fails(run: StoredRun) -> Iterator[Finding]:
             "tool-fails",
             level,
             f"the tool {name} fails",
-            f"{len(failed)} of {len(calls)} calls are errors; {times} times {quoted(text, 120)}, as of "
-            f"{quoted(str(dict(call.arguments)))}",
+            f"{len(failed)} of {len(calls)} calls fail or all return the same; {times} times {quoted(text, 120)}, as "
+            f"of {quoted(str(dict(call.arguments)))}",
             f"try the call by hand (ramet tool call {name} …); tools.{name}.params, the tool's code, or the "
             "arguments that the model was taught",
             [one for one, _ in failed],
         )
+
+
+def _same_result(calls: list[tuple[Seen, ToolRecord]]) -> list[tuple[Seen, ToolRecord]]:
+    """The calls that got the most frequent text, if that is the text of most, whatever they ask."""
+    text, times = Counter(call.text for _, call in calls).most_common(1)[0]
+    same = [(one, call) for one, call in calls if call.text == text]
+    asked = {str(call.arguments) for _, call in same}
+    return same if times >= t.SAME_RESULT * len(calls) and len(asked) >= t.SAME_RESULT_ARGUMENTS else []
 
 
 def tool_cut(run: StoredRun) -> Iterator[Finding]:
@@ -65,9 +77,10 @@ def tool_cut(run: StoredRun) -> Iterator[Finding]:
         if level is None or len(calls) < t.FEWEST_CALLS:
             continue
         key = f"tools.{name}.max_result_tokens"
+        harmless = rises(run) or int(run.option(key, 0)) >= t.TOOL_CUT_SHORT
         yield finding(
             "tool-cut",
-            Severity.WARNING if rises(run) else level,
+            Severity.WARNING if harmless else level,
             f"results of the tool {name} are cut",
             f"{len(cut)} of {len(calls)} results are longer than {key}={run.option(key, 'its default')}",
             f"raise {key} (and rollout.max_response_tokens with it), or have the tool return less",
