@@ -77,9 +77,7 @@ def write_manifest(run: Path) -> dict[str, Any]:
 
 def write_facts(summary: dict[str, Any], manifest: dict[str, Any]) -> None:
     """Write what `ramet demo` prints, and the table of the report."""
-    before, after, difference = (
-        summary[name]["held out"] for name in ("after_sft", "after_rl", "rl_minus_sft")
-    )
+    before, after, difference = (summary[name]["held out"] for name in ("after_sft", "after_rl", "rl_minus_sft"))
     estimates = [
         [round(estimate["mean"], 4), round(estimate["half_width"], 4)]
         for estimate in (before["estimate"], after["estimate"], difference)
@@ -100,10 +98,21 @@ def write_facts(summary: dict[str, Any], manifest: dict[str, Any]) -> None:
         "difference": estimates[2],
     }
     write_json("recording.json", facts)
-    shown = {f"{name}_{when}": round(found[name], 4) for name in ("valid_tool_use", "calls") for when, found in
-             (("before", before), ("after", after))}
-    write_json("summary.json", {"accuracy_before": estimates[0][0], "accuracy_after": estimates[1][0], **shown,
-                                "seed": summary["seed"], "seconds_by_phase": summary["seconds_by_phase"]})
+    shown = {
+        f"{name}_{when}": round(found[name], 4)
+        for name in ("valid_tool_use", "calls")
+        for when, found in (("before", before), ("after", after))
+    }
+    write_json(
+        "summary.json",
+        {
+            "accuracy_before": estimates[0][0],
+            "accuracy_after": estimates[1][0],
+            **shown,
+            "seed": summary["seed"],
+            "seconds_by_phase": summary["seconds_by_phase"],
+        },
+    )
 
 
 def hardware() -> str:

@@ -170,7 +170,9 @@ def test_the_wheel_of_the_metapackage_holds_nothing_and_needs_every_other(
 ) -> None:
     [wheel] = built("all", ALL)
     with zipfile.ZipFile(wheel) as packed:
-        assert {file.split("/")[0] for file in packed.namelist()} == {f"{wheel.name[: -len('-py3-none-any.whl')]}.dist-info"}
+        assert {file.split("/")[0] for file in packed.namelist()} == {
+            f"{wheel.name[: -len('-py3-none-any.whl')]}.dist-info"
+        }
         [metadata] = [packed.read(file).decode() for file in packed.namelist() if file.endswith("/METADATA")]
     needs = re.findall(r"^Requires-Dist: ([\w-]+)\S*$", metadata, re.MULTILINE)
     assert sorted(needs) == sorted(map(name_of, PACKAGES))

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import importlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, raise_all
@@ -31,12 +32,17 @@ from ramet.plugins.registry import DuplicateName
 from ramet.types import Rollout
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet
+    import pandas
+
     from ramet.config.resolved import Resolved
     from ramet.evaluate.evaluation import EvaluateResult
     from ramet.sft.job import SftResult
     from ramet.train.training import TrainResult
 
-__all__ = ["RecordedRollout", "compose", "evaluate", "metrics", "rollouts", "run", "sft", "train"]
+__all__ = [
+    "RecordedRollout", "calls", "compose", "evaluate", "frame", "metrics", "results", "rollouts", "run", "runs",
+    "scores", "segments", "sft", "train",
+]  # fmt: skip
 JOBS = {"train": "ramet.train.training", "sft": "ramet.sft.job", "eval": "ramet.evaluate.evaluation"}
 Keys: TypeAlias = "Sequence[str] | Mapping[str, Any] | Resolved"
 
@@ -55,6 +61,14 @@ class RecordedRollout:
     reward: float | None
     parts: Mapping[str, float]  # unweighted, by reward name (and `name/part`)
     advantages: array[float] | None  # one float32 for each token of the response; None where nothing was trained
+
+    def row(self) -> dict[str, Any]:
+        """Return the rollout as one row of plain values (docs/python.md has the columns)."""
+        scored = importlib.import_module("ramet.rollout.scoring").ScoredRollout(
+            rollout=self.rollout, reward=self.reward, parts=self.parts
+        )
+        row: dict[str, Any] = _rows().rollout_row(self.step, scored)
+        return row
 
 
 def compose(
@@ -131,7 +145,7 @@ def rollouts(run: str | Path, *, kind: str = "step") -> Iterator[RecordedRollout
 def metrics(run: str | Path) -> list[dict[str, float]]:
     """Return one row for each step of the run in this folder: `step`, then its metrics by name (`docs/metrics.md`).
 
-    `pandas.DataFrame(metrics(run))` is a table. Raises `ConfigError` for a folder without metrics.
+    `frame(metrics(run))` is a table. Raises `ConfigError` for a folder without metrics.
     """
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
@@ -140,6 +154,56 @@ def metrics(run: str | Path) -> list[dict[str, float]]:
     for line in importlib.import_module("ramet.tracking.jsonl").read_metrics(path):
         rows.setdefault(line.step, {"step": line.step}).update(line.metrics)
     return [rows[step] for step in sorted(rows)]
+
+
+def calls(run: str | Path, *, kind: str = "step") -> list[dict[str, Any]]:
+    """Return one row for each tool call of the run's rollouts: name, arguments, result, seconds, whether it failed and
+    why. A call that forks share is in the row of the rollout that made it. Arguments and errors as of `rollouts`.
+    """
+    return [row for one in rollouts(run, kind=kind) for row in _rows().call_rows(one.step, one.rollout)]
+
+
+def segments(run: str | Path, *, kind: str = "step") -> list[dict[str, Any]]:
+    """Return one row for each segment of the run's rollouts, with its token ids, log-probabilities and entropies as
+    lists. A segment that forks share is in the row of their parent. Arguments and errors as of `rollouts`.
+    """
+    return [row for one in rollouts(run, kind=kind) for row in _rows().segment_rows(one.step, one.rollout)]
+
+
+def scores(run: str | Path) -> list[dict[str, Any]]:
+    """Return one row for each benchmark and metric of an evaluation: the mean over tasks with its 95 % interval (`low`,
+    `high`), pass@k, maj@k and counts.
+
+    `run`: its directory or name, or the results file. Raises `ConfigError` for other paths.
+    """
+    rows: list[dict[str, Any]] = _rows().score_rows(Path(run))
+    return rows
+
+
+def results(run: str | Path) -> list[dict[str, Any]]:
+    """Return one row for each rollout of an evaluation: answer, gold answers, scores, texts. `run` and errors
+    are those of `scores`.
+    """
+    rows: list[dict[str, Any]] = _rows().result_rows(Path(run))
+    return rows
+
+
+def runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
+    """Return one row for each run in a folder, the newest first: what `ramet runs --json` prints.
+
+    Raises `ConfigError` if there is no such folder.
+    """
+    list_runs = importlib.import_module("ramet.history.summary").list_runs
+    return [summary.row() for summary in list_runs(Path(folder))]
+
+
+def frame(rows: Iterable[Mapping[str, Any] | RecordedRollout]) -> pandas.DataFrame:
+    """Return a pandas data frame of rows, or of what `rollouts` yields. Raises `ConfigError` if pandas is missing."""
+    try:
+        data_frame = importlib.import_module("pandas").DataFrame
+    except ModuleNotFoundError as error:
+        raise ConfigError("frame: pandas is not installed; pip install pandas") from error
+    return data_frame([row.row() if isinstance(row, RecordedRollout) else dict(row) for row in rows])
 
 
 def run(resolved: Resolved) -> Any:
@@ -181,6 +245,10 @@ def _resolved(keys: Keys, job: str) -> Resolved:
     if keys.job != job:
         raise ConfigError(f"this configuration was composed for the job {keys.job!r}, not for {job!r}")
     return keys
+
+
+def _rows() -> ModuleType:
+    return importlib.import_module("ramet.history.rows")
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:

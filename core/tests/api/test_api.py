@@ -16,7 +16,7 @@ import pytest
 
 import ramet.api
 from ramet import event_loop, per_rollout
-from ramet.api import compose, evaluate, metrics, rollouts, run, sft, train
+from ramet.api import compose, evaluate, frame, metrics, results, rollouts, run, scores, segments, sft, train
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
 from ramet.models.tiny import make_tiny_model
@@ -82,6 +82,11 @@ def test_sft_and_evaluate_return_what_they_left(model: Path, tmp_path: Path) -> 
     assert measured.file == tmp_path / "eval/results.json"
     assert list(measured.scores) == ["arithmetic"]
     assert all(0 <= score <= 1 for score in measured.scores["arithmetic"].values() if score is not None)
+    rows = {row["metric"]: row for row in scores(measured.run)}
+    assert {metric: row["mean"] for metric, row in rows.items()} == measured.scores["arithmetic"]
+    assert all(row["low"] <= row["mean"] <= row["high"] and row["judged"] == 2 for row in rows.values())
+    answers = results(measured.file)
+    assert [row["score/accuracy"] for row in answers] == [0.0, 0.0] and {row["rollout"] for row in answers} == {"0"}
     assert measured == evaluate(compose(_again(measured.run), job="eval")), (
         "a finished evaluation is read, not repeated"
     )
@@ -153,6 +158,13 @@ def test_tools_and_rewards_are_given_as_objects_and_the_record_is_read_as_object
     assert all(one.reward == one.rollout.n_response_tokens % 3 for one in found)
     assert all(one.advantages is None or len(one.advantages) == one.rollout.n_response_tokens for one in found)
     assert any(one.advantages is not None for one in found)
+    for one, row in zip(found, (one.row() for one in found), strict=True):
+        assert row["reward"] == row["reward/sampled"] == one.reward
+        assert row["response_tokens"] == one.rollout.n_response_tokens and row["response"] == one.rollout.response
+    parts = [row for row in segments(result.run) if row["origin"] == "sampled"]
+    assert sum(len(row["token_ids"]) for row in parts) == sum(one.rollout.n_sampled_tokens for one in found)
+    assert all(len(row["logprobs"]) == len(row["entropies"]) == len(row["token_ids"]) for row in parts)
+    assert [row["reward"] for row in ramet.api.runs(tmp_path)] == [metrics(result.run)[0]["reward/roots_mean"]]
     (row,) = metrics(result.run)
     assert row["step"] == 1 and row["reward/mean"] == sum(one.reward or 0.0 for one in found) / 4
     with pytest.raises(ConfigError, match=r"tools\.double.*cluster=ray.*RAMET_PLUGINS"):
@@ -248,8 +260,19 @@ def test_an_interrupt_inside_a_running_event_loop_cancels_the_work() -> None:
 
 
 def test_a_notebook_completes_what_the_module_is_for() -> None:
-    names = ["RecordedRollout", "compose", "evaluate", "metrics", "rollouts", "run", "sft", "train"]
-    assert dir(ramet.api) == names
+    assert dir(ramet.api) == [
+        "RecordedRollout", "calls", "compose", "evaluate", "frame", "metrics", "results", "rollouts", "run", "runs",
+        "scores", "segments", "sft", "train",
+    ]  # fmt: skip
+
+
+def test_rows_are_a_data_frame_where_pandas_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = frame([{"step": 1, "reward/mean": 0.5}, {"step": 2}])
+    assert isinstance(table, pandas.DataFrame) and list(table.columns) == ["step", "reward/mean"] and len(table) == 2
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        frame([])
 
 
 def test_importing_the_module_loads_neither_torch_nor_hydra() -> None:

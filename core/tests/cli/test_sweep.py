@@ -22,6 +22,7 @@ JOB = '''
 """Notes what it was told, one file for each point."""
 import json, os
 from pathlib import Path
+from types import SimpleNamespace
 from ramet.errors import ConfigError
 
 def run(resolved):
@@ -34,7 +35,7 @@ def run(resolved):
         "params": type(config.branch_policy.params).__name__,
     }
     Path(os.environ["SWEEP_OUT"], f"{config.train.steps}_{config.policy.lr:g}.json").write_text(json.dumps(told))
-    return 0
+    return SimpleNamespace(run=Path(config.run.root, config.run.name or "fresh"))
 '''
 PLAN = "def plan(resolved):\n    return f'steps {resolved.config.train.steps}'\n"
 
@@ -182,7 +183,7 @@ def run(resolved):
     partial = PartialResults(file, HEADER)
     partial.add(*played("a", [0, 1], [score(hot), score(hot)]))
     partial.finish()
-    return SimpleNamespace(file=file)
+    return SimpleNamespace(file=file, run=file.parent)
 """
 
 
@@ -206,6 +207,40 @@ def test_a_sweep_of_evaluations_ends_with_one_table(points, tmp_path: Path, monk
         ["0", "arithmetic", "accuracy"], ["0", "arithmetic", "f1"],
         ["2", "arithmetic", "accuracy"], ["2", "arithmetic", "f1"],
     ]  # fmt: skip
+
+
+TRAINING = """
+from pathlib import Path
+from types import SimpleNamespace
+from core.tests.history.made_runs import write_training
+from ramet.errors import InfraError
+
+def run(resolved):
+    run, lr = resolved.config.run, resolved.config.policy.lr
+    failed = InfraError("down") if lr == 0.5 else None
+    folder = write_training(Path(run.root), run.name, [lr, lr, lr], f"policy.lr={lr}", valid={3: 0.25}, error=failed)
+    return SimpleNamespace(run=folder)
+"""
+
+
+def test_a_sweep_of_trainings_ends_with_one_table(points, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Also of points that failed, which keep what they logged."""
+    pytest.importorskip("numpy", reason="ramet[train] is not installed")
+    (tmp_path / "site/sweep_job/training.py").write_text(TRAINING)
+    monkeypatch.delitem(sys.modules, "sweep_job", raising=False)  # of an earlier test
+    monkeypatch.setitem(COMMANDS, "train", JobCommand("train", "sweep_job.training", "as a test"))
+    monkeypatch.setenv("COLUMNS", "120")
+    assert train("run.name=grid", "policy.lr=0.25,0.5", "train.steps=3") == 2
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines if line.startswith(("│", "┃"))]
+    assert [cell.strip() for cell in rows[0][0].split("┃")] == [
+        "point", "policy.lr", "reward", "validation", "steps", "state",
+    ]  # fmt: skip
+    assert rows[1:] == [
+        ["0", "0.25", "0.250 ± 0.000", "0.250", "3/10", "finished"],
+        ["1", "0.5", "0.500 ± 0.000", "0.250", "3/10", "failed"],
+    ]
+    assert lines[-1] == "beside each other: ramet compare runs/grid-0 runs/grid-1"
 
 
 def test_a_dry_run_of_a_sweep_shows_every_plan_and_runs_nothing(points, tmp_path: Path, capsys):

@@ -145,4 +145,4 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (found,) = json.loads(capsys.readouterr().out)
     assert found["metrics"][0]["difference"] == 0.125
     assert main(["compare"]) == 1
-    assert "compare: give one or more results, as in `ramet compare runs/before runs/after`" in capsys.readouterr().err
+    assert "compare: give one or more runs, as in `ramet compare runs/before runs/after`" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ramet.cli.terminal import Parser, run_folder, say, text_table
+from ramet.cli.terminal import Parser, amount, run_folder, say, text_table
 from ramet.errors import ConfigError
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 from ramet.sft.checkpoints import list_sft_checkpoints
@@ -16,7 +16,6 @@ from ramet.sft.output import finished_training
 
 FOLDER = "checkpoints"
 HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")
-UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -77,16 +76,8 @@ def _row(entry: CheckpointEntry) -> tuple[str, ...]:
         state += ", taken by a resume"
     if entry.score is not None:
         state += f", {'best by ' if entry.best else ''}{entry.score.metric}: {entry.score.value:.4g}"
-    return entry.name, str(entry.step), _amount(entry.size), _time(entry).partition("+")[0].replace("T", " "), state
+    return entry.name, str(entry.step), amount(entry.size), _time(entry).partition("+")[0].replace("T", " "), state
 
 
 def _time(entry: CheckpointEntry) -> str:
     return datetime.fromtimestamp(entry.written, UTC).astimezone().isoformat(timespec="seconds")
-
-
-def _amount(size: float) -> str:
-    for unit in UNITS[:-1]:
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} {UNITS[-1]}"

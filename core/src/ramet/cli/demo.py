@@ -50,7 +50,9 @@ class Recording:
         )
 
     def result(self) -> str:
-        before, after, difference = ("{:.3f} ± {:.3f}".format(*pair) for pair in (self.before, self.after, self.difference))
+        before, after, difference = (
+            "{:.3f} ± {:.3f}".format(*pair) for pair in (self.before, self.after, self.difference)
+        )
         return (
             f"\n{self.problems} held-out problems, 95 % intervals: accuracy {before} before, {after} after these steps; "
             f"difference +{difference}."

@@ -1,4 +1,4 @@
-"""`ramet compare` and `ramet judge`: results of evaluations beside each other, and judged once more."""
+"""`ramet compare` and `ramet judge`: evaluations or trainings beside each other, and evaluations judged once more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ramet.cli.terminal import Parser, say
+from ramet.cli.terminal import Parser, run_folder, say
 from ramet.config.sections import without_model
 from ramet.errors import ConfigError, InfraError
 from ramet.evaluate.agreement import Verdicts, agreement, judge_files, read_judge, with_verdicts
@@ -26,6 +26,9 @@ from ramet.evaluate.tables import (
     setting_cells,
     tool_cells,
 )
+from ramet.history.summary import TRAININGS
+from ramet.history.tables import difference_cells, training_cells, validation_cells
+from ramet.history.training import Training, kind_of, training_differences
 
 FORMATS = ("table", "markdown", "json")
 
@@ -35,18 +38,23 @@ def run_compare(arguments: Sequence[str]) -> int:
         prog="ramet compare",
         add_help=False,
         usage="ramet compare A [B …] [--format table|markdown|json]",
-        description="The difference of two evaluations by task, with its interval, the tasks won and lost, and which "
-        "settings differ besides the model. Of one result: its tables. Of more than two: each against the first.",
-        epilog="A result is a results file, or the directory or name of a run that holds one. What `ramet judge` wrote "
-        "beside it is compared too, as the metric judge-NAME.",
+        description="Of evaluations: the difference by task, with its interval, the tasks won and lost, and which "
+        "settings differ besides the model. Of trainings: reward or loss of the last steps with interval, validation "
+        "by step, time, and what was set differently. Of one: its tables. Of more than two: each against the first.",
+        epilog="A, B: the directory or name of a run, or a results file. All are of one kind: evaluations, runs of "
+        "`ramet train`, or runs of `ramet sft`. What `ramet judge` wrote beside results is compared too, as the metric "
+        "judge-NAME.",
     )
-    parser.add_argument("results", nargs="*", type=Path, metavar="RESULT")
+    parser.add_argument("results", nargs="*", type=Path, metavar="A")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
     options = parser.read(arguments)
     if options is None:
         return 0
     if not options.results:
-        raise ConfigError("compare: give one or more results, as in `ramet compare runs/before runs/after`")
+        raise ConfigError("compare: give one or more runs, as in `ramet compare runs/before runs/after`")
+    if _kind(options.results) in TRAININGS:
+        _compare_trainings(options.results, options.format)
+        return 0
     loaded = [(file, with_verdicts(file, body)) for file, body in map(load_results, options.results)]
     first, body = loaded[0]
     if len(loaded) == 1:
@@ -66,6 +74,32 @@ def run_compare(arguments: Sequence[str]) -> int:
     ]
     _print(tables, options.format, objects)
     return 0
+
+
+def _kind(paths: Sequence[Path]) -> str:
+    """The job whose runs these are: `train`, `sft` or `eval`. Raises `ConfigError` if they are of several jobs."""
+    folders = [next((folder for folder in (path, Path("runs") / path) if folder.is_dir()), path) for path in paths]
+    kinds = {path: kind_of(folder) or "eval" for path, folder in zip(paths, folders, strict=True)}
+    if len(set(kinds.values())) > 1:
+        listed = ", ".join(f"{path} is of `ramet {kind}`" for path, kind in kinds.items())
+        raise ConfigError(f"compare: runs of one kind can be compared: {listed}")
+    return kinds[paths[0]]
+
+
+def _compare_trainings(runs: Sequence[Path], form: str) -> None:
+    trainings = [Training.read(run_folder(run), str(run)) for run in runs]
+    first, *others = trainings
+    settings = [training_differences(first, training) for training in others]
+    tables = [training_cells(trainings), *([difference_cells(trainings)] if others else [])]
+    tables.append(validation_cells(trainings))
+    for training, differences in zip(others, settings, strict=True):
+        names = first.summary.name, training.summary.name
+        tables.append(setting_cells(differences, columns=names, title="set differently", caption=""))
+    body = [
+        {**training.body(), "settings": [asdict(difference) for difference in differences]}
+        for training, differences in zip(trainings, [[], *settings], strict=True)
+    ]
+    _print(tables, form, body)
 
 
 def _tables(

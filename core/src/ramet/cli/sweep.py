@@ -10,9 +10,10 @@ import importlib
 import json
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ramet.cli.terminal import print_problems, say
 from ramet.config.compose import compose
@@ -23,6 +24,9 @@ from ramet.config.trust import trusted_recipes, trusting
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
 from ramet.runs.hub_inputs import fetched
 from ramet.tracking.log import set_up_logging
+
+if TYPE_CHECKING:
+    from ramet.history.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -37,23 +41,32 @@ class Point:
     debug: bool
     swept: SweptOverrides
     trusted: tuple[Path, ...]
-    measured: Path  # folder for what evaluations say of their results; one on another machine cannot reach it
+    notes: Path  # folder in which each point notes its run; a point on another machine cannot reach it
 
     def __call__(self, number: int, overrides: list[str]) -> None:
         """Prints what went wrong and raises it: the launcher continues with the other points."""
         set_up_logging(logging.DEBUG if self.debug else logging.INFO)
         overrides = self.swept.point(overrides)
         logger.info("point %d: %s", number, " ".join(overrides))
+        note: dict[str, Any] = {"number": number, "overrides": overrides, "state": "failed", "run": None, "file": None}
         try:
             resolved = fetched(self.resolved(number, overrides))
+            if (name := resolved.config.run.name) is not None:
+                note["run"] = str(Path(resolved.config.run.root, name))
             result = importlib.import_module(self.module).run(resolved)
+            note |= {"state": "finished", "run": str(result.run)}
+            note["file"] = str(result.file) if self.job == "eval" else None
         except RametError as error:
             problems = error.problems if isinstance(error, ConfigErrors) else [str(error)]
             print_problems(ConfigErrors(f"point {number}: {problem}" for problem in problems))
+            note["run"] = None if isinstance(error, ConfigError) else note["run"]  # what is there is not this point's
             raise
-        if self.job == "eval" and self.measured.is_dir():
-            said = {"number": number, "overrides": overrides, "file": str(result.file)}
-            (self.measured / f"{number}.json").write_text(json.dumps(said), encoding="ascii")
+        except KeyboardInterrupt:
+            note["state"] = "stopped"
+            raise
+        finally:
+            if self.notes.is_dir():
+                (self.notes / f"{number}.json").write_text(json.dumps(note), encoding="ascii")
 
     def resolved(self, number: int, overrides: Sequence[str]) -> Resolved:
         with trusting(set(self.trusted) - set(trusted_recipes())):  # in a process of its own nothing is trusted yet
@@ -73,7 +86,7 @@ def run_sweep(
             debug=debug,
             swept=SweptOverrides(tuple(overrides)),
             trusted=trusted_recipes(),
-            measured=Path(folder),
+            notes=Path(folder),
         )
         _plan_or_run(overrides, point, dry_run=dry_run)
 
@@ -104,24 +117,70 @@ def _run(point: Point) -> None:
         kind = ConfigError if isinstance(error, ConfigError | PluginError) else InfraError
         raise kind("the sweep is over, and not every point of it ended well; the errors are above") from error
     finally:
-        _show_results(point.measured)
+        _show_results(point)
 
 
-def _show_results(measured: Path) -> None:
-    """Print the scores of all evaluations that ended well in one table, and the overrides that set each apart."""
-    entries = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
-    if not entries:
+def _show_results(point: Point) -> None:
+    """Print the results of all points in one table, and the command that compares them."""
+    notes = [json.loads(file.read_text(encoding="ascii")) for file in point.notes.iterdir()]
+    notes.sort(key=lambda note: int(note["number"]))
+    if point.job == "eval":
+        _show_evaluations([note for note in notes if note["file"] is not None])
+    else:
+        _show_trainings(notes)
+
+
+def _show_evaluations(notes: Sequence[Mapping[str, Any]]) -> None:
+    """Print the scores of the evaluations that ended well, and the overrides that set each apart."""
+    if not notes:
         return
     from ramet.evaluate.files import read_summary
     from ramet.evaluate.tables import print_tables, sweep_cells
 
-    entries.sort(key=lambda entry: int(entry["number"]))
-    shared = set.intersection(*({*entry["overrides"]} for entry in entries)) if len(entries) > 1 else set()
-    points = [(str(entry["number"]), read_summary(Path(entry["file"]))) for entry in entries]
+    points = [(str(note["number"]), read_summary(Path(note["file"]))) for note in notes]
     print_tables([sweep_cells(points)])
-    for entry in entries:  # below it: in a column of a narrow table they would be cut to pieces
-        say(f"point {entry['number']}: {' '.join(text for text in entry['overrides'] if text not in shared)}")
-    say(f"task by task: ramet compare {' '.join(entry['file'] for entry in entries)}")
+    for note in notes:  # below it: in a column of a narrow table they would be cut to pieces
+        say(f"point {note['number']}: {' '.join(_varying(note, notes))}")
+    say(f"task by task: ramet compare {' '.join(note['file'] for note in notes)}")
+
+
+def _show_trainings(notes: Sequence[Mapping[str, Any]]) -> None:
+    """Print a row for each point, also of those that failed: keys that vary, result, validation, steps, state."""
+    if not notes:
+        return
+    from ramet.evaluate.tables import print_tables
+    from ramet.history.tables import SweepPoint, point_cells
+
+    points = []
+    for note in notes:
+        values = dict(text.lstrip("+").split("=", 1) for text in _varying(note, notes) if "=" in text)
+        points.append(
+            SweepPoint(
+                number=note["number"],
+                values={key: value for key, value in values.items() if key != "run.name"},
+                training=_training(note["run"]),
+                state=note["state"],
+            )
+        )
+    print_tables([point_cells(points)])
+    if runs := [str(note["run"]) for note, shown in zip(notes, points, strict=True) if shown.training is not None]:
+        say(f"beside each other: ramet compare {' '.join(runs)}")
+
+
+def _training(run: str | None) -> Training | None:
+    """Return the training in the directory of a point; None where it has no step."""
+    from ramet.history.training import Training
+
+    try:
+        return None if run is None else Training.read(Path(run))
+    except (ConfigError, OSError):  # it never began
+        return None
+
+
+def _varying(note: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the overrides of a point that not all points have."""
+    shared = set.intersection(*({*other["overrides"]} for other in notes)) if len(notes) > 1 else set[str]()
+    return [text for text in note["overrides"] if text not in shared]
 
 
 def _composed(point: Point, points: Sequence[Sequence[str]]) -> list[Resolved]:

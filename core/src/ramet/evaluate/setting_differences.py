@@ -46,7 +46,7 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         known = [UNKNOWN if is_imported else "recorded" for is_imported in imported]
         settings.append((PLAYED, known[0], known[1]))
     settings += configured
-    return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in settings if a != b]
+    return [SettingDifference(setting=key, before=as_text(a), after=as_text(b)) for key, a, b in settings if a != b]
 
 
 def _chosen_by(body: Mapping[str, Any], benchmark: str) -> Any:
@@ -93,6 +93,6 @@ def _config(body: Mapping[str, Any]) -> str:
     return str((body.get("settings") or {}).get("config") or "")
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a value as JSON writes it; a text without quotation marks."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -116,13 +116,19 @@ def comparison_cells(comparisons: Sequence[PairedComparison], before: str, after
     )
 
 
-def setting_cells(differences: Sequence[SettingDifference]) -> TextTable:
-    """What was set differently, without rows if nothing was."""
+def setting_cells(
+    differences: Sequence[SettingDifference],
+    *,
+    columns: tuple[str, str] = ("A", "B"),
+    title: str = "measured differently",
+    caption: str = "B - A is not that of the models alone",
+) -> TextTable:
+    """What was set differently, without rows if nothing was. `columns`: the titles of the two sides."""
     return TextTable(
-        columns=("setting", "A", "B"),
+        columns=("setting", *columns),
         rows=[[difference.setting, difference.before, difference.after] for difference in differences],
-        title="measured differently",
-        caption="B - A is not that of the models alone",
+        title=title,
+        caption=caption,
     )
 
 

@@ -12,6 +12,7 @@ from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, RewardConfig, ToolConfig
 from ramet.errors import ConfigError, MissingHere
+from ramet.runs.lock import is_held
 from ramet.runs.manifest import Manifest
 from ramet.runs.own_files import check_run_folder
 from ramet.runs.resume import RunState, check_resume
@@ -70,7 +71,11 @@ def plan_run(resolved: Resolved, manifest: Manifest) -> RunPlan:
         check_run_folder(path)
     except ConfigError as error:
         return RunPlan(path=path, resumed=False, problems=[str(error)])
-    problems = [*not_writable(path, "run.root"), *_in_use(path)]
+    problems = not_writable(path, "run.root")
+    if is_held(path / "LOCK"):
+        problems.append(
+            f"run directory {str(path)!r} is in use by another process; choose another run.name, or wait for it"
+        )
     resumed = (path / "manifest.json").is_file()
     if resumed:
         new = RunState(config=resolved.text, manifest=manifest)
@@ -83,28 +88,15 @@ def plan_run(resolved: Resolved, manifest: Manifest) -> RunPlan:
 
 def not_writable(path: Path, key: str) -> list[str]:
     """Why `path` could not be made or written to, judged by the nearest folder that exists."""
-    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    nearest = nearest_folder(path)
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return []
     return [f"{key}: {str(path)!r} cannot be written, because {str(nearest)!r} is not a folder that can be written to"]
 
 
-def _in_use(path: Path) -> list[str]:
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # a system without it, where no run is
-        return []
-    try:
-        file = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no lock, no owner
-        return []
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return [f"run directory {str(path)!r} is in use by another process; choose another run.name, or wait for it"]
-    finally:
-        os.close(file)
-    return []
+def nearest_folder(path: Path) -> Path:
+    """Return `path`, or the nearest of its parents that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def not_checked(missing: Sequence[MissingHere]) -> str:

@@ -127,6 +127,26 @@ class RunLock:
         return f"run directory {str(self.path.parent)!r} is in use by {who}; choose another run.name, or wait for it"
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock in this file; only reads. One of another host, whose kernel may not share locks
+    with this one, counts as held until it is released, as `acquire` has it.
+    """
+    try:
+        import fcntl
+
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ModuleNotFoundError):  # no lock, or a system without it, where no run is
+        return False
+    try:
+        owner = _read(file)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return owner is None or not owner.dead
+    finally:
+        os.close(file)
+    return owner is not None and owner.host != socket.gethostname()
+
+
 def _namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")

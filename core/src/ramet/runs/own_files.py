@@ -61,10 +61,14 @@ def check_run_folder(path: Path) -> None:
 
 def remove_torn(path: Path) -> None:
     """Delete what writers left that were killed before they could rename."""
+    for file in torn_files(path):
+        file.unlink()
+
+
+def torn_files(path: Path) -> Iterator[Path]:
+    """Yield the files that `remove_torn` deletes. Only a process that holds the run's lock knows that they are torn."""
     for folder, names in ((path, TORN), (path / FOLDERS[0], TORN_ROLLOUTS)):
-        for file in folder.glob(".*.tmp"):
-            if names.fullmatch(file.name):
-                file.unlink()
+        yield from (file for file in folder.glob(".*.tmp") if names.fullmatch(file.name))
 
 
 def has_saved(path: Path, job: str) -> bool:

@@ -7,6 +7,7 @@ from ramet.config.schema import Config, Malformed, Strategy
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.models.loading import resolve_device
+from ramet.planning.disk import plan_disk
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.memory_sft import plan_sft_memory
 from ramet.planning.placement import Machine, check_machine, machine_of
@@ -17,7 +18,7 @@ from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
 from ramet.sft.output import ADAPTER
 from ramet.sft.prepare import CheckedSft, PreparedSft, check_sft, encode_checked
-from ramet.sft.trainer import CHECKPOINTS, total_steps
+from ramet.sft.trainer import CHECKPOINTS, KEPT, total_steps
 
 
 def plan(resolved: Resolved, on: str | None = None) -> DryRun:
@@ -50,6 +51,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "tokens": _tokens(config, encoded),
             "placement": _placement(config, machine),
             "memory": "\n".join(table(memory)),
+            "disk": plan_disk(memory, run_plan.path, kept=_kept(config, steps)),
             "not checked": not_checked(checked.missing),
         },
         files=_files(config, run_plan, steps),
@@ -80,12 +82,21 @@ def _tokens(config: Config, encoded: PreparedSft | None) -> str:
     return f"{trained}a sequence has at most {sft.max_tokens:,}, a forward pass {sft.max_microbatch_tokens:,}"
 
 
+def _saves(config: Config, steps: int | None) -> bool:
+    sft = config.sft
+    return steps is None or sft.holds_out or sft.trainer_options()["save_steps"] < steps
+
+
+def _kept(config: Config, steps: int | None) -> int:
+    """Checkpoints that are there at the end: the newest ones, and with held-out rows the best."""
+    return KEPT + config.sft.holds_out if _saves(config, steps) else 0
+
+
 def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
     sft = config.sft
-    saves = steps is None or sft.holds_out or sft.trainer_options()["save_steps"] < steps
     return [
         *(f"{run_plan.path}/{name}" for name in (*records(config), CURVE, SFT_SUMMARY)),
-        *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if saves else []),
+        *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if _saves(config, steps) else []),
         f"{config.run.out or run_plan.path / 'model'}/",
         *([f"{run_plan.path}/{ADAPTER}/"] if sft.lora_rank else []),
     ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ramet.components.build import Components
 from ramet.components.checks import ratio_is_one
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, KlEstimator, OldLogprobs, Order
+from ramet.config.schema import Config, KlEstimator, OldLogprobs, Order, TrainConfig
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
+from ramet.planning.disk import plan_disk
 from ramet.planning.memory import MemoryPlan, plan_memory
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import (
@@ -60,6 +61,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "placement": str(plan_devices(config, machine)),
             "threads": threads_in_words(config, machine),
             "memory": "\n".join(table(memory)),
+            "disk": plan_disk(memory, run_plan.path, kept=_kept(config.train, prepared.total_steps)),
             "not checked": not_checked(prepared.missing),
         },
         files=_files(config, prepared, run_plan),
@@ -201,6 +203,12 @@ def _algorithm(config: Config) -> str:
         f"advantage {config.advantage.name}, loss {config.policy_loss.name}, "
         f"branch policy {config.branch_policy.name}, rollout step {config.rollout_step.name}"
     )
+
+
+def _kept(train: TrainConfig, steps: int) -> int:
+    """Checkpoints that are there at the end: the newest ones, and the best if older ones are deleted."""
+    saved = -(-steps // train.save_every)
+    return min(saved, train.keep_checkpoints + (train.keep_best is not None))
 
 
 def _files(config: Config, prepared: PreparedRun, run_plan: RunPlan) -> list[str]:

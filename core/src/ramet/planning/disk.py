@@ -1,0 +1,77 @@
+"""How many bytes of disk a training's checkpoints and its model take, before anything is written.
+
+A checkpoint holds what is trained, and AdamW's two moments of it, in float32: 12 bytes a parameter, of LoRA those of
+the adapter; and the same of the critic, if there is one. DeepSpeed keeps the weights of its passes beside these.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.config.schema import Dtype
+from ramet.planning.memory import Inputs, MemoryPlan, critic_shape
+from ramet.planning.memory_policy import MASTER, TrainedModel
+from ramet.planning.memory_sft import SftInputs
+from ramet.planning.model_shape import count
+from ramet.planning.run_plan import nearest_folder
+from ramet.types import Need
+
+STATES = 3  # of a trained parameter: itself and two moments
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskPlan:
+    """Bytes on disk, about."""
+
+    checkpoint: int
+    kept: int  # checkpoints, the best included
+    model: int  # the folder model/
+    free: int | None  # on the disk of the run's directory; None: it is of another machine
+
+    @property
+    def need(self) -> int:
+        """Bytes when most is there: a checkpoint is whole before the oldest is deleted."""
+        return self.checkpoint * (self.kept + bool(self.kept)) + self.model
+
+    def __str__(self) -> str:
+        checkpoints = (
+            f"{self.kept} checkpoint{'s' * (self.kept != 1)} of about {_gb(self.checkpoint)} kept, and one more "
+        )
+        checkpoints += "while it is written; "
+        free = "" if self.free is None else f"; {_gb(self.free)} free"
+        line = f"{checkpoints if self.kept else ''}model/ {_gb(self.model)}; {_gb(self.need)} in all{free}"
+        if self.free is None or self.free >= self.need:
+            return line
+        fewer = ": free some space, or keep fewer checkpoints" if self.kept else ": free some space"
+        return f"{line}\nwarning: the disk has {_gb(self.need - self.free)} less than that{fewer}"
+
+
+def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
+    """Say what a run in `folder` takes on disk; empty where the model's shapes are not known."""
+    if isinstance(memory, str):
+        return ""
+    inputs = memory.inputs
+    free = shutil.disk_usage(nearest_folder(folder)).free if inputs.machine.written is None else None
+    size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else MASTER
+    model = size * inputs.shape.n_parameters
+    return str(DiskPlan(checkpoint=checkpoint_bytes(inputs), kept=kept, model=model, free=free))
+
+
+def checkpoint_bytes(inputs: Inputs) -> int:
+    """Bytes of the tensors in one checkpoint, over all ranks."""
+    if isinstance(inputs, SftInputs):
+        whole = inputs.n_trained + count(inputs.model.frozen)
+        return STATES * MASTER * inputs.n_trained + (inputs.model.computed * whole if inputs.deepspeed else 0)
+    models = [TrainedModel(shape=inputs.shape, config=inputs.config, ranks=1, cuda=False)]
+    if Need.VALUES in inputs.needs:
+        values = critic_shape(inputs.shape)
+        head = ((1, values.hidden),)
+        models.append(TrainedModel(shape=values, config=inputs.config, ranks=1, cuda=False, head=head))
+    return STATES * MASTER * sum(count(model.trained) for model in models)
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.3g} GB"

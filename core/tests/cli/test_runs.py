@@ -1,0 +1,81 @@
+"""`ramet runs` and `ramet compare` on runs of `ramet train`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from core.tests.history.made_runs import write_checkpoints, write_training
+
+from ramet.cli import main
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """runs/ with a finished run that has three checkpoints, and a stopped one."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs")
+    write_checkpoints(write_training(folder, "low", [0.1, 0.2, 0.3, 0.4], "policy.lr=1e-6"), {1: 0.3, 2: 0.1, 4: 0.2})
+    write_training(
+        folder, "20261127-023551-a-name-of-a-run-that-is-long", [0.3, 0.5], "policy.lr=1e-5", error=KeyboardInterrupt()
+    )
+    return folder
+
+
+def test_runs_are_a_table_that_fits_80_columns_of_a_terminal(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["runs"]) == 0
+    header, *rows, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["NAME", "JOB", "STATE", "STEPS", "RESULT", "SIZE", "AGE"]
+    cells = {row.split()[0]: row.split()[1:5] for row in rows}
+    assert cells["low"] == ["train", "finished", "4/10", "0.400"]
+    assert cells["20261127-023551-a-name-of-a-run-that-is-long"] == ["train", "stopped", "2/10", "0.500"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["runs"])
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert max(map(len, lines)) <= 80 and any(line.startswith("…") for line in lines)
+
+
+def test_runs_are_json_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["runs", "--json"])
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert listed["low"]["reward"] == 0.4 and listed["low"]["bytes"] > 3000 and listed["low"]["path"] == "runs/low"
+
+
+def test_prune_lists_and_removes_after_yes_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = root / "low/checkpoints/step_000002"
+    assert main(["runs", "--prune"]) == 0
+    out = capsys.readouterr().out
+    assert f"old checkpoint  {old}" in out and out.endswith("nothing was removed; --yes removes it\n")
+    assert old.is_dir()
+    assert main(["runs", "--prune", "--json"]) == 0
+    assert [item["removed"] for item in json.loads(capsys.readouterr().out)] == [False]
+    assert main(["runs", "--prune", "--yes"]) == 0
+    assert f"removed {old}\n" in capsys.readouterr().out
+    assert sorted(path.name for path in old.parent.iterdir()) == ["step_000001", "step_000004"]
+    assert main(["runs", "--yes"]) == 1
+
+
+def test_trainings_are_compared_with_intervals_and_the_keys_that_differ(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_training(root, "high", [0.3, 0.4, 0.6, 0.7], "policy.lr=1e-4", valid={2: 0.5, 4: 0.25})
+    assert main(["compare", "low", "high", "--format", "markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "| high | finished | 4/10 | 0.650 ± 0.635 | 0.250 | 0.500 at 2 | 2.0s |" in out
+    assert "| high | +0.3, +0.3 to +0.3 * | 2 |" in out
+    assert "| 2 | - | 0.500 |\n| 4 | - | 0.250 |" in out
+    assert "| setting | low | high |\n| --- | --- | --- |\n| policy.lr | 1e-06 | 0.0001 |\n" in out
+    assert main(["compare", "low", "high", "--format", "json"]) == 0
+    low, high = json.loads(capsys.readouterr().out)
+    assert low["settings"] == [] and high["valid_by_step"] == {"2": 0.5, "4": 0.25}
+
+
+def test_runs_of_several_kinds_are_not_compared(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "measured").mkdir()
+    (root / "measured/results.json").write_text("{}")
+    assert main(["compare", "low", "runs/measured"]) == 1
+    assert "low is of `ramet train`, runs/measured is of `ramet eval`" in capsys.readouterr().err
