@@ -116,7 +116,7 @@ def test_each_point_of_a_sweep_is_trusted_as_the_command_is(mine: Path, capsys: 
     overrides = (MODEL, "experiment=mine")
     point = Point(
         job="train", module="", config_dir=None, debug=False, swept=SweptOverrides(overrides), trusted=(mine,),
-        measured=mine,
+        notes=mine,
     )  # fmt: skip
     assert point.resolved(0, overrides).trusted == (mine,)
     with trusting([mine]):

@@ -93,7 +93,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "letter").write_text("")
     (tmp_path / "mine/LOCK").symlink_to(tmp_path / "letter")
-    with pytest.raises(ConfigError, match=rf"^run directory '{tmp_path}/mine' holds .* \(LOCK\)"):
+    with pytest.raises(ConfigError, match=rf"^run directory '{tmp_path}/mine' has .* \(LOCK\)"):
         RunDir.open(tmp_path, "mine")
     assert (tmp_path / "letter").read_text() == ""
 

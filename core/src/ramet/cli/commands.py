@@ -55,7 +55,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
 }
 GROUPS = {  # of `ramet --help`
     "run": ("train", "sft", "eval", "play", "pipeline", "demo"),
-    "inspect": ("report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
+    "inspect": ("runs", "report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
     "check": ("doctor", "config", "check-logprobs", "tool", "judge"),
     "make": ("export", "import", "migrate", "new", "tiny-model", "completion"),
 }

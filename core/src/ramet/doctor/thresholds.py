@@ -1,4 +1,4 @@
-"""From which value on `ramet doctor RUN` reports something, and why there. docs/doctor.md lists the same values.
+"""Thresholds of `ramet doctor RUN`, each with its reason. docs/doctor.md lists the same values.
 
 `_LOOK` gives a warning, `_WRONG` a problem. Shares are of rollouts unless the comment names something else. A value is
 the mean over the whole run unless the comment names another one.
