@@ -9,8 +9,7 @@ from dataclasses import dataclass
 class Planted:
     """A run. `expects`: names of findings of which one must come first or second; empty: the run is healthy.
 
-    `keys` are those of `ramet train` after `experiment=quickstart_search`. In them `{data}` is the folder of the
-    quickstart's data, `{made}` that of the data that `plant.py` derives from it.
+    `keys` are those of `ramet train` after `experiment=RECIPE`; `{data}` in them is the folder of its data.
     """
 
     name: str
@@ -21,6 +20,7 @@ class Planted:
     )
     data: str = "rl"
     job: str = "train"
+    recipe: str = "quickstart_search"  # or quickstart, whose tool is Python
     engine_noise: float = 0.0  # standard deviation of what is added to the engine's logits, and not to the trainer's
 
 
@@ -70,6 +70,11 @@ FAULTS = (
         expects=("other-form",),
         keys=("tools=[]", "tools.lookup.use=faulty_search", "tools.lookup.params={corpus:{data}/corpus.jsonl}"),
     ),
+    Planted(
+        name="step_of_another_format",
+        expects=("other-form",),
+        keys=("rollout_step=hermes", "rollout_step.tools_in_template=false"),
+    ),
     Planted(name="answer_tag_renamed", expects=("other-form",), keys=("rollout_step.params.answer=final",)),
     Planted(name="never_calls", expects=("tool-unused",), model="direct"),
     Planted(name="temperature_near_zero", expects=("sure",), keys=("rollout.temperature=0.01",)),
@@ -114,10 +119,12 @@ FAULTS = (
         model="learned",
         keys=(*reward("qa_em,few_calls", "rewards.qa_em.weight=0.3"), "train.steps=12"),
     ),
+    Planted(name="tool_slow_for_some", expects=("slow-tools", "stragglers"), keys=tool(slow=0.3, slow_s=1.5)),
+    Planted(name="warm_policy", expects=("sure",), keys=("rollout.temperature=0.3",)),
     Planted(
         name="entropy_penalty",
         expects=("collapsed", "update-large", "reward-falls"),
-        keys=("train.entropy_coef=-2", "train.steps=12"),
+        keys=("train.entropy_coef=-200", "train.steps=12"),
     ),
     Planted(name="tool_returns_error_texts", expects=("tool-fails",), keys=tool(fails=1.0, returns="true")),
     Planted(
@@ -126,7 +133,7 @@ FAULTS = (
         keys=(*reward("qa_em,format"), "rewards.format.params.required=[think,answer]"),
     ),
     Planted(name="kl_runs_away", expects=("update-large", "kl-grows"), keys=("train.kl_coef=1e-6", "policy.lr=1e-2")),
-    Planted(name="temperature_high", expects=("no-format", "cut"), keys=("rollout.temperature=4",)),
+    Planted(name="temperature_high", expects=("no-format",), keys=("rollout.temperature=4",)),
     Planted(name="slow_tool", expects=("slow-tools",), keys=tool(slow=1.0, slow_s=1.0)),
     Planted(
         name="tool_one_at_a_time",
@@ -140,6 +147,19 @@ FAULTS = (
         name="cut_results_and_slow_judge",
         expects=("tool-cut", "slow-judge"),
         keys=(*reward("very_slow_judge"), "tools.search.max_result_tokens=8"),
+    ),
+    Planted(
+        name="python_without_time",
+        expects=("tool-fails", "masked"),
+        recipe="quickstart",
+        keys=("tools.python.timeout_s=0.02", UNSTOPPED),
+    ),
+    Planted(name="reward_wants_hashes", expects=("misjudged",), recipe="quickstart", keys=("rewards=[gsm8k]",)),
+    Planted(
+        name="python_result_cut",
+        expects=("tool-cut",),
+        recipe="quickstart",
+        keys=("tools.python.max_result_tokens=3",),
     ),
     Planted(name="sft_lr_too_small", expects=("loss-flat",), job="sft", model="init", keys=("sft.lr=1e-9",)),
     Planted(
@@ -169,4 +189,6 @@ HEALTHY = (
     ),
     Planted(name="healthy_long", keys=("run.seed=9", "train.steps=20")),
     Planted(name="healthy_sft", job="sft", model="init"),
+    Planted(name="healthy_python", recipe="quickstart", keys=("run.seed=2",)),
+    Planted(name="healthy_python_grpo", recipe="quickstart", keys=("run.seed=3", "branch_policy=none")),
 )

@@ -1,6 +1,7 @@
 """Plant faults in tiny runs, and see whether `ramet doctor RUN` names them.
 
-    python scripts/quickstart --root ROOT --steps 6 --problems 20     # the model and data that runs begin with, once
+    python scripts/quickstart --root ROOT --steps 6 --problems 20     # the models and data that runs begin with, once
+    python scripts/quickstart --root ROOT --steps 6 --problems 20 --tool python
     RAMET_PLUGINS=faulty PYTHONPATH=bench/doctor python bench/doctor/plant.py --root ROOT [NAME …]
 
 Every fault is a real run with wrong settings, data, tools or rewards (`faults.py`). Results of runs that are made again
@@ -44,18 +45,24 @@ class Planter:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.inputs = root / "quickstart_search-inputs"
-        self.data = self.inputs / "data"
         self.made = root / "made"
         self.made.mkdir(exist_ok=True)
+        self._take("quickstart_search")
+
+    def _take(self, recipe: str) -> None:
+        """Begin from the model and data of this quickstart."""
+        self.recipe = recipe
+        self.inputs = self.root / f"{recipe}-inputs"
+        self.data = self.inputs / "data"
 
     def run(self, planted: Planted) -> str | None:
         """Make the run; return what ended it early."""
+        self._take(planted.recipe)
         folder = self.root / "planted" / planted.name
         if folder.exists():
             shutil.rmtree(folder)
         keys = [
-            "experiment=quickstart_search",
+            f"experiment={planted.recipe}",
             f"run.root={folder.parent}",
             f"run.name={planted.name}",
             "trackers=[jsonl]",
@@ -74,7 +81,7 @@ class Planter:
         if planted.job == "sft":
             rows = f"sft.data=[{self.data / 'sft.jsonl'}]"
             return [rows, self._corpus(), "sft.trainer.max_steps=60", "sft.trainer.logging_steps=10"]
-        own = any("faulty_search" in key for key in planted.keys)
+        own = any("faulty_search" in key for key in planted.keys) or planted.recipe == "quickstart"
         return [f"data.train=[{self.rows(planted.data)}]", f"train.steps={STEPS}", *([] if own else [self._corpus()])]
 
     def _corpus(self) -> str:

@@ -87,20 +87,21 @@ def no_format(run: StoredRun) -> Iterator[Finding]:
     seen = played(run)
     if len(seen) < t.FEWEST_ROLLOUTS or run.option("rollout_step.name", "tags") not in OWN_FORMS:
         return
-    bare = [one for one in seen if not one.rollout.answer and not one.rollout.tool_calls]
     entropy = run.values("rollout/entropy")
     noise = bool(entropy) and entropy[0] >= t.NOISE_ENTROPY
-    unmarked = [one for one in bare if noise or not _has_tag(run, one)]
-    if len(unmarked) / len(seen) >= t.NO_MARK_WRONG:
+    bare = [one for one in seen if not one.rollout.answer and (noise or _is_bare(run, one))]
+    if len(bare) / len(seen) >= t.NO_MARK_WRONG:
+        temperature = run.option("rollout.temperature", 1.0)
         yield finding(
             "no-format",
             Severity.PROBLEM,
-            "the format is never used",
-            f"{len(unmarked)} of {len(seen)} rollouts hold no call and no answer, and "
-            + (f"are noise ({entropy[0]:.2g} nats a token in the first step)" if noise else "no tag either")
-            + f"; one writes {quoted(unmarked[0].rollout.sampled)}",
-            "teach the format first (ramet sft), or describe it: rollout_step.system_prompt=always",
-            unmarked,
+            "the rollouts are noise" if noise else "the format is never used",
+            f"{len(bare)} of {len(seen)} rollouts hold no answer, and "
+            + (f"have {entropy[0]:.2g} nats a token in the first step" if noise else "no call and no tag either")
+            + f" (rollout.temperature={temperature:g}); one writes {quoted(bare[0].rollout.sampled)}",
+            "teach the format first (ramet sft), or describe it: rollout_step.system_prompt=always"
+            + ("; the model's weights and tokenizer (model.path), rollout.temperature=1" if noise else ""),
+            bare,
         )
         return
     ended = [one for one in seen if one.rollout.stop is StopReason.END and not one.rollout.answer]
@@ -118,8 +119,10 @@ def no_format(run: StoredRun) -> Iterator[Finding]:
         )
 
 
-def _has_tag(run: StoredRun, one: Seen) -> bool:
-    return any(name in _names(run, "tags") - PLAIN for _, name in OPENED.findall(one.rollout.sampled))
+def _is_bare(run: StoredRun, one: Seen) -> bool:
+    """Whether a rollout holds no call, and no tag of the format."""
+    names = _names(run, "tags") - PLAIN
+    return not one.rollout.tool_calls and not any(name in names for _, name in OPENED.findall(one.rollout.sampled))
 
 
 def cut(run: StoredRun) -> Iterator[Finding]:

@@ -81,7 +81,7 @@ def no_forks(run: StoredRun) -> Iterator[Finding]:
     yield finding(
         "no-forks",
         Severity.WARNING,
-        f"the branch policy {policy} never forks",
+        f"the branch policy {policy} makes {'no' if forks == 0 else 'few'} forks",
         f"{forks:.2g} forks per group: {_why(run)}",
         "branch_policy.params (docs/branch_policies.md); branch_policy=none and algorithm=grpo if no forks are wanted",
         [],
