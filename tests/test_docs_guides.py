@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from importlib import util
 from pathlib import Path
@@ -77,6 +80,47 @@ def test_the_tool_of_the_first_multi_turn_run_answers(tmp_path: Path) -> None:
         [sys.executable, "-m", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert (ran.returncode, ran.stdout.strip()) == (0, "17 degrees"), ran.stderr
+
+
+def test_the_retriever_of_the_page_answers_the_tool(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+    ((name, code),) = re.findall(r"^`(\w+\.py)`\n\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / name).write_text(code)
+    passages = [("Canada", "The capital of Canada is Ottawa."), ("Peru", "Lima is on the coast.")]
+    lines = "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in passages)
+    (tmp_path / "passages.jsonl").write_text(lines)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, name, "passages.jsonl", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(port)
+        keys = ("provider=retrieval", f"url=http://127.0.0.1:{port}", "when_down=mask", "max_results=1", "cache=off")
+        words = [
+            "ramet",
+            "tool",
+            "call",
+            "search",
+            "capital of Canada",
+            *(f"tools.search.params.{key}" for key in keys),
+        ]
+        ran = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    finally:
+        server.kill()
+        server.wait()
+    assert ran.returncode == 0 and "Ottawa" in ran.stdout and "Lima" not in ran.stdout, ran.stderr
+
+
+def wait_for(port: int) -> None:
+    """Wait until a server listens there, 30 s at most."""
+    for _ in range(300):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(f"nothing listens on port {port}")
 
 
 def script() -> ModuleType:

@@ -34,7 +34,7 @@ PLACES = {
     "an environment fails and nothing says so": "troubleshooting.md#an-environment-fails-silently",
     "time-outs of tools": "troubleshooting.md#tools-time-out",
     "run failed samples again": "troubleshooting.md#run-failed-samples-again",
-    "a local retriever": "troubleshooting.md#a-local-retriever",
+    "a local retriever": "search.md#with-a-retriever-of-your-own",
     "Kubernetes, an image, upgrade": "install.md#kubernetes",
 }
 
