@@ -80,7 +80,7 @@ def test_a_replay_never_writes_into_a_run(small):
 def test_what_cannot_be_replayed_is_said(workspace, small, tmp_path, capsys):
     for folder, problem in (
         (tmp_path, "it has no config.yaml and no manifest.json"),
-        (tmp_path / "no", "there is none"),
+        (tmp_path / "no", "no such directory"),
     ):
         with pytest.raises(RametError) as caught:
             run(folder)

@@ -1,9 +1,10 @@
-"""The four errors of the contract. Whose fault it is decides what happens, so each fault has a type of its own.
+"""The four errors of the contract. Each has another cause, and Ramet treats it by its cause.
 
 * `ConfigError`: the user's mistake (configuration, files, names). The command line prints it and exits with 1.
 * `PluginError`: a plugin broke the contract. Names the plugin and its distribution.
 * `ToolError`: the model's mistake (wrong arguments, its code raised). Its text goes to the model.
-* `InfraError`: ours (time-outs, outages, a dead worker). The rollout is masked; it never becomes a reward.
+* `InfraError`: infrastructure failed (time-outs, outages, a dead worker). The rollout is masked; it never becomes a
+  reward.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class RametError(Exception):
 
 
 class ConfigError(RametError):
-    """The user asked for something that cannot be. The message says what was wrong, the value and what is allowed.
+    """A setting, file or name of the user is wrong. The message names the error, the value and the allowed values.
 
-    `component` is whose call raised it, once the message says so.
+    `component`: the component whose call raised it, once the message names it.
     """
 
     component: str | None = None
@@ -61,7 +62,7 @@ class InfraError(RametError):
 
 
 def _rebuilt_infra_error(kind: type[InfraError], args: tuple[Any, ...], state: dict[str, Any]) -> InfraError:
-    """Exceptions are pickled by their arguments alone, which leaves keyword arguments out."""
+    """Exceptions are pickled only by their arguments, which leaves keyword arguments out."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -69,10 +70,10 @@ def _rebuilt_infra_error(kind: type[InfraError], args: tuple[Any, ...], state: d
 
 
 class MissingHere(str):
-    """A problem of this machine alone: it lacks what the machine that a run is planned for may have.
+    """A problem of only this machine, which lacks a part that the machine of the planned run may have.
 
-    A run on this machine is refused for it. A plan for another machine lists instead what is `missing`, and what could
-    not be checked (`unchecked`; empty: the plan itself looks at it).
+    A run on this machine is refused for it. A plan for another machine lists the `missing` parts instead, and the
+    checks that could not be made (`unchecked`; empty: the plan itself makes them).
     """
 
     def __new__(cls, problem: str, *, missing: str = "", unchecked: str = "") -> MissingHere:
@@ -93,7 +94,7 @@ def set_aside_missing(problems: list[str]) -> list[MissingHere]:
 
 
 def raise_all(problems: Iterable[str]) -> None:
-    """Raise one `ConfigErrors` with every problem, or return when there is none."""
+    """Raise one `ConfigErrors` with every problem, or return without problems."""
     all_problems = list(problems)
     if all_problems:
         raise ConfigErrors(all_problems)

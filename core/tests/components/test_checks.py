@@ -24,7 +24,7 @@ from ramet.types import BranchEvent, GroupView, Need, Rollout, StartRoots
 Offer = Callable[..., None]
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm, token-sum-norm"
 
-FREE = "those of the update's own forward pass, at no cost: a step has one optimiser step"
+FREE = "taken from the update's own forward pass, at no cost: a step has one optimiser step"
 BEFORE = "computed before the update, by one more forward pass a step, since"
 
 

@@ -202,9 +202,9 @@ def test_a_file_that_cannot_be_read_and_ids_that_are_taken_are_problems_beside_t
     [
         (
             [],
-            "prompts of tasks name tags as those of tools are: <environment> in 2 (tasks/0, tasks/1); <search> in 1 "
-            "(tasks/1). No tool is configured here: name those of the run, as in tools=[NAME], to see which tags none "
-            "of them serves",
+            "prompts of tasks name tags in the form of tool tags: <environment> in 2 (tasks/0, tasks/1); <search> in 1 "
+            "(tasks/1). No tool is configured here: name the tools of the run, as in tools=[NAME], to see which "
+            "tags none of them serves",
         ),
         (
             ["tools=[python]"],

@@ -100,7 +100,7 @@ def test_a_first_row_that_is_nested_too_deep_says_so(read):
 @pytest.mark.parametrize(
     ("content", "where"),
     [
-        (b'{\n "data": [\n  {"a": 1}\n ]\n}\n', ", as those of its key 'data' may be"),
+        (b'{\n "data": [\n  {"a": 1}\n ]\n}\n', "; its key 'data' may have the rows"),
         (b'\n{\n "a": 1,\n "b": "x"\n}', ""),
         (b'{"a": [],\n "b": []}', ""),
     ],

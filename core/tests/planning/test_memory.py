@@ -473,7 +473,7 @@ def test_ranks_and_engines_are_placed_beside_each_other_or_together(make_inputs:
     many = make_inputs(cluster={"colocate": False})
     (problem,) = check_placement(many.config, many.machine)
     assert problem == (
-        "cluster: 8 policy ranks and 8 rollout workers need 16 devices beside each other, and the machine has 8; lower "
+        "cluster: 8 policy ranks and 8 rollout workers need 16 devices at once, and the machine has 8; lower "
         "cluster.policy_workers=8 or cluster.rollout_workers=8, or set cluster.colocate=true, or take a machine with "
         "more"
     )

@@ -226,7 +226,7 @@ def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
         (SharesItsState(), "fork returned the state itself: return an independent copy"),
         (
             CopiesHalf(),
-            "fork shares what the state holds: a fork, together and alone: no. 1 is ('ToolResult', '2'), or "
+            "fork shares what the state holds: a fork, together and separately: no. 1 is ('ToolResult', '2'), or "
             "('ToolResult', '4'); copy everything",
         ),
         (OpensNothing(), "open returned None: return a state"),

@@ -1,7 +1,7 @@
 """KL within the reward, and the coefficient that follows a target.
 
 r_t <- r_t - coef kl_t                                         on sampled tokens (Ouyang et al., arXiv 2203.02155)
-A_t <- A_t - coef sum_{l >= t} kl_l                            the same, beside an advantage that discounts no rewards
+A_t <- A_t - coef sum_{l >= t} kl_l                            the same, for an advantage that discounts no rewards
 coef <- coef (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)        after n rollouts (Ziegler et al., 1909.08593)
 """
 

@@ -147,8 +147,8 @@ def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools
 def describe_promised_tags(ids_by_tag: dict[str, list[str]]) -> str:
     """The result of `foreign_tags` in one line, where no tools were configured because they must not be used."""
     return (
-        f"prompts of tasks name tags as those of tools are: {_counted(ids_by_tag)}. No tool is configured here: name "
-        "those of the run, as in tools=[NAME], to see which tags none of them serves"
+        f"prompts of tasks name tags in the form of tool tags: {_counted(ids_by_tag)}. No tool is configured here: "
+        "name the tools of the run, as in tools=[NAME], to see which tags none of them serves"
     )
 
 

@@ -92,8 +92,8 @@ async def _add_entry(
 ) -> None:
     if settings.use == FROM_ROW and name != FROM_ROW:
         raise ConfigError(
-            f"tools.{name}.use={FROM_ROW}: it answers the calls of all tools that a row describes, under its own name "
-            f"alone; write tools=[{FROM_ROW}], and its options as tools.{FROM_ROW}.params"
+            f"tools.{name}.use={FROM_ROW}: it answers the calls of all tools that a row describes, only under its own "
+            f"name; write tools=[{FROM_ROW}], and its options as tools.{FROM_ROW}.params"
         )
     entry = load_plugins().get("tools", settings.use or name)
     built: Any = entry.build(settings.params, key=f"tools.{name}")

@@ -1,1 +1,1 @@
-"""The core's YAML: `config.yaml` is what every job composes, `algorithm/` holds the core's presets."""
+"""The core's YAML: every job composes `config.yaml`; `algorithm/` has the core's presets."""

@@ -81,7 +81,7 @@ def _refuse_object(path: Path) -> None:
         return
     if isinstance(content, dict) and not too_deep(content):  # a first line that is too deep has its own problem
         lists = [name for name, value in content.items() if isinstance(value, list)]
-        where = f", as those of its key {lists[0]!r} may be" if len(lists) == 1 else ""
+        where = f"; its key {lists[0]!r} may have the rows" if len(lists) == 1 else ""
         raise UnreadableFile(f"one JSON object; rows are one object on each line, or one array of objects{where}")
 
 

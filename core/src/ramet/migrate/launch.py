@@ -225,7 +225,7 @@ def _value(word: str, text: str) -> Any:
 
 
 def _remove(launch: Settings, key: str) -> None:
-    """Take a key or a section away, as `~KEY` does. What it had is in force nowhere, and is named."""
+    """Take a key or a section away, as `~KEY` does. The note names its former value."""
     for name in [name for name in launch.values if name == key or name.startswith(f"{key}.")]:
         del launch.values[name]
     launch.remarks.append(f"~{key}: the launch takes it away, so verl's own value is not in force either")

@@ -253,7 +253,7 @@ def _altered(tree: ast.AST) -> Iterator[str]:
 
 
 def _is_branch(node: ast.AST) -> bool:
-    """Whether a statement runs under a condition, apart from that of being the program."""
+    """Whether a statement runs under a condition other than `__name__ == "__main__"`."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) != "__name__ == '__main__'"
     return isinstance(node, ast.For | ast.While)

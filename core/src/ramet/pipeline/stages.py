@@ -7,8 +7,8 @@ stages:
 ```
 
 A stage has the keys of the command line. `${stages.NAME.model}` is the model folder of a stage before it, and
-`${stages.NAME.run}` its run directory. Other `${…}` are left to the configuration. The file may come from somebody
-else: only the command line lets the code of a model run.
+`${stages.NAME.run}` its run directory. Other `${…}` are left to the configuration. The file may come from another
+person: only the command line lets the code of a model run.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _key_problems(stages: Sequence[Stage], number: int) -> Iterator[str]:
     if places := [key for key in keys if key in PLACES]:
         yield (
             f"{', '.join(places)}: the pipeline decides where a stage writes: run.root=… and run.name=… without a "
-            "stage are those of the pipeline"
+            "stage belong to the pipeline"
         )
     trust = TRUST_CODE if stage.job == EXPORT else f"model.{TRUST_CODE}"
     if stage.sets(trust) and trust not in stage.typed_keys:

@@ -74,7 +74,7 @@ def token_bytes(config: Config, shape: ModelShape) -> int:
 def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape, *, cuda: bool) -> EngineMemory:
     """Cache: slots * the longest sequence, rounded up. Work: float32 logits of all slots three times, the scores of a
     decode step, and three of the MLP's products for the tokens of one prefill. On a CPU it packs float32 weights, and
-    keeps the weights of an embedding in addition to those of the output head that is tied to it.
+    keeps the weights of an embedding in addition to its tied output head's.
     """
     most = options.max_tokens or longest_sequence(config)
     each = token_bytes(config, shape)

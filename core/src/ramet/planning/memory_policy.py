@@ -200,7 +200,7 @@ def kept_per_token(model: TrainedModel, longest: int) -> int:
 
 
 def gathered_keys(model: TrainedModel) -> tuple[int, int]:
-    """Bytes where prefixes are computed once: a block's additional tensors, and those of its attention's backward pass.
+    """Bytes where prefixes are computed once: additional tensors of a block and of its attention's backward pass.
 
     Kept: a copy of the output, c Q T, and keys and values of all paths instead of the tokens' own, 2c K (P - T); SDPA
     on CUDA repeats them for all heads, Q instead of K. In the backward pass: gradients of the gathered tensors, and of

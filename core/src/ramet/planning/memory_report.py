@@ -147,7 +147,7 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
     engine = plan.engine
     if engine is None or engine.cache >= engine.sequence:
         return []
-    # Where it is set, nothing else counts.
+    # Where it is set, only this counts.
     cache_bytes = getattr(plan.inputs.config.engine.params, "kv_cache_bytes", None)
     more = "engine.params.gpu_memory_utilization or set engine.params.kv_cache_bytes"
     return [

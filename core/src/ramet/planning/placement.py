@@ -174,7 +174,7 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
         advice.append("set cluster.colocate=true")
     return [
         f"cluster: {_workers(plan.ranks, plan.engines, ' and ')} need {plan.n_devices} devices"
-        f"{' beside each other' if beside else ''}, and the machine has {machine.devices}; "
+        f"{' at once' if beside else ''}, and the machine has {machine.devices}; "
         f"{', or '.join([*advice, 'take a machine with more'])}"
     ]
 

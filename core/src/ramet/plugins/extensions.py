@@ -64,9 +64,9 @@ def package_folders(package: str) -> list[Path]:
 
 
 def extension(group: str, name: str, own_names: Collection[str]) -> ExtensionEntry:
-    """Return the entry of this name, which is none of the core's `own_names`.
+    """Return the entry of this name; `own_names` are the core's.
 
-    Raises `ConfigError` if there is none, with what there is, and `PluginError` if several packages offer it.
+    Raises `ConfigError`, with the known names, for an unknown one, and `PluginError` if several packages offer it.
     """
     entries = extensions(group)
     offered = [entry for entry in entries if entry.name == name]

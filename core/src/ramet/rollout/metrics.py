@@ -81,7 +81,7 @@ class RolloutMetrics:
         return length
 
     def take(self) -> dict[str, float]:
-        """Shares are of rollouts, means per rollout. Empty when there were none."""
+        """Shares are of rollouts, means per rollout. Empty without rollouts."""
         metrics = self._summary() if self._n else {}
         self._clear()
         return metrics

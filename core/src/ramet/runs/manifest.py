@@ -217,7 +217,7 @@ def read_run(run: Path) -> SavedRun:
     """
     file = run / "config.yaml"
     if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
-        has = f"it has no {' and no '.join(missing)}" if run.is_dir() else "there is none"
+        has = f"it has no {' and no '.join(missing)}" if run.is_dir() else "no such directory"
         raise ConfigError(f"{run} is not a run directory: {has} (working directory: {Path.cwd()})")
     accept_enum_values()
     try:
@@ -296,7 +296,7 @@ def model_fingerprint(*paths: Path, commits: Collection[str] = ()) -> str:
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit and whether any file is changed, None without repository or git.
 
-    The repository may come from somebody else: no command in its configuration is run.
+    The repository may be another person's: no command in its configuration is run.
     """
     sha = _git(folder, "rev-parse", "HEAD")
     if sha is None:

@@ -41,7 +41,7 @@ SHOWN = 3
 def check_run_folder(path: Path) -> None:
     """Raise `ConfigError` if `path` has other files than a run, or a start that was killed. Only reads.
 
-    A run from somebody else may contain links, and a resumed run must not write to their targets.
+    A run of another person may contain links, and a resumed run must not write to their targets.
     """
     if (path / MANIFEST).exists():
         read_manifest(path / MANIFEST)
@@ -115,7 +115,7 @@ def is_lock(path: Path) -> bool:
 
 @contextlib.contextmanager
 def file_rights(*, private: bool) -> Iterator[None]:
-    """Make files of the block for their owner only if `private`, also those of processes that it starts."""
+    """Make files of the block for their owner only if `private`, also files of processes that it starts."""
     before = os.umask(0o077) if private else None
     try:
         yield

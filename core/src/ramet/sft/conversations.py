@@ -1,6 +1,6 @@
 """SFT files, as JSON or parquet, in the layouts of `sft/layouts`. Every bad row of every file is found.
 
-A row becomes a conversation, which is a list of exchanges: what the user said, and the reply, which may have tool
+A row becomes a conversation, which is a list of exchanges: the user's message, and the reply, which may have tool
 results as separate turns. Tool results written *inside* an assistant's text are not looked for here: only the rollout
 step knows its format.
 """

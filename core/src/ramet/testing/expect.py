@@ -124,7 +124,7 @@ def expect_independent(who: str, found: Sequence[object], alone: Sequence[object
     """Expect a state to behave the same next to the other one (`found`) and by itself (`alone`)."""
     expect(
         list(found) == list(alone),
-        f"fork shares what the state holds: {who}, together and alone: {first_difference(found, alone)}; copy "
+        f"fork shares what the state holds: {who}, together and separately: {first_difference(found, alone)}; copy "
         "everything, also what is inside lists and dicts",
     )
 

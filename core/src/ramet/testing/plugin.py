@@ -41,7 +41,7 @@ def check_plugin(
 ) -> list[str]:
     """Check everything that the installed plugin `name` registers; returns what was checked, as `group.name`.
 
-    The order is that of the hooks (rollout steps, branch policies, advantages, policy losses, tools, rewards,
+    They are in the order of the hooks (rollout steps, branch policies, advantages, policy losses, tools, rewards,
     benchmarks), and by name within each. The keys of all maps are `group.name` as in the configuration. A key that the
     plugin does not register is an error:
 

@@ -152,7 +152,7 @@ def _old_logprobs(config: Config, components: Components) -> str:
     elif updates > 1:
         why = f"its {updates} optimiser steps change the policy"
     else:
-        free = "those of the update's own forward pass, at no cost: a step has one optimiser step"
+        free = "taken from the update's own forward pass, at no cost: a step has one optimiser step"
         at_one = "; the ratio is 1: clipping does nothing (train.minibatches)"
         return free + at_one * ratio_is_one(config, components.loss)
     return f"computed before the update, by one more forward pass a step, since {why}"

@@ -148,8 +148,8 @@ def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
         if unused:
             first = min(unused)
             yield (
-                f"{key}: `ramet train` reads the benchmarks that data.train or data.valid name, and {first} is none of "
-                f"them; name it, as in data.valid=[benchmark:{first}/test], or leave the key out"
+                f"{key}: `ramet train` reads the benchmarks that data.train or data.valid name, and {first} is not one "
+                f"of them; name it, as in data.valid=[benchmark:{first}/test], or leave the key out"
             )
         elif option == "split" or (option == "limit" and name not in benchmark_names(data.valid)):
             other = (

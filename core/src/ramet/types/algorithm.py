@@ -88,7 +88,7 @@ class CriticOptions:
 
 
 class AdvantageEstimator(Protocol):
-    """Hook 3. Called once per step on the whole batch, without gradients.
+    """Hook 3. Called once per step on the complete batch, without gradients.
 
     Optional: `min_group: int`, the valid rollouts that a group needs; groups with fewer are left out. Default 2: a
     single rollout has nothing to be compared with. 1: the baseline is not the group.

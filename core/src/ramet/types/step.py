@@ -55,7 +55,7 @@ class Generation:
 class RolloutState:
     """The rollout so far, as a step sees it. A step never changes it and keeps no state itself.
 
-    State of an environment is in `environment`: what the step's own `open` or `fork` returned (`Stateful`).
+    `environment` is the state of an environment, as the step's own `open` or `fork` returned it (`Stateful`).
     """
 
     task: Task

@@ -34,7 +34,7 @@ class FilesBenchmark:
             splits=("test",),
             metrics=self.metrics.names,
             source=", ".join(config.paths),
-            licence="that of the files",
+            licence="the files' licence",
             tools=tuple(config.tools),
             judged=self.metrics.judged,
             limits=dict(config.limits),

@@ -1,6 +1,6 @@
 """SAPO: a soft gate instead of a clip (Gao et al., arXiv 2511.20347).
 
-    L_t = -A_t (4 / tau) sigmoid(tau (r_t - 1))        tau = tau_positive where A_t > 0, else tau_negative
+    L_t = -A_t (4 / tau) sigmoid(tau (r_t - 1))        tau = tau_positive where A_t > 0, otherwise tau_negative
 
 At r = 1 the gradient equals the gradient of -A r; further away it fades, by tau_negative > tau_positive faster where A
 < 0.

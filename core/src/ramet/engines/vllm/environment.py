@@ -62,7 +62,7 @@ def prepare_environment(*, cpu: bool) -> None:
     defaults: Mapping[str, str] = {**REQUIRED, **DEFAULTS, **(CPU_DEFAULTS if cpu else _own_cache())}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # nothing else sets it while vLLM is imported
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # only this sets it while vLLM is imported
     for name, value in REQUIRED.items():
         if os.environ[name] != value:
             raise ConfigError(f"engine=vllm: needs {name}={value} in the environment, got {os.environ[name]!r}")

@@ -349,8 +349,8 @@ class Servers:
     def choose(self, affinity: str = "", tried: Collection[Server] = ()) -> Server:
         """Return a server that neither rests nor was tried; without one, the one that will have rested first.
 
-        Requests of one `affinity` go to one server while it works (rendezvous hashing, so that others keep theirs when
-        a server is lost); without it, to the least busy one.
+        Requests of one `affinity` go to one server while it works (rendezvous hashing, so that others keep their
+        server when one is lost); without it, to the least busy one.
         """
         now = time.monotonic()
         ready = [server for server in self.all if server.resting_until <= now and server not in tried]

@@ -135,7 +135,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters that are sharded already have their type; buffers, such as rotary frequencies, keep theirs."""
+    """Parameters that are sharded already have their type; buffers, such as rotary frequencies, keep their type."""
     for parameter in module.parameters():
         if parameter.requires_grad and not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(dtype)

@@ -132,7 +132,7 @@ def _after_space(text: str, start: int) -> int:
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start` and its end; `MalformedCall` if there is none."""
+    """The JSON value at `start` and its end; `MalformedCall` without one."""
     try:
         return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
