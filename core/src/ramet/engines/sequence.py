@@ -113,7 +113,7 @@ class RunningSequence:
         return FirstReport(request=self.request.id, entropies=tuple(self.entropies[:k]))
 
     def completion(self, finish: FinishReason, stop: str | None, version: int) -> Completion:
-        """The sampled tokens and numbers, if this version sampled since the last cut. All numbers must have been read."""
+        """Sampled tokens and numbers, if this version sampled since the last cut. All numbers must have been read."""
         return Completion(
             token_ids=array("i", self.sampled),
             logprobs=self.logprobs,

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Resume(StrEnum):
-    """What another value of a key does to a run that is resumed with it."""
+    """The effect of another value of a key on a resumed run."""
 
     NUMBERS = "numbers"  # alters what is trained or measured: refused without run.allow_config_change
     SAFE = "safe"  # alters nothing of that
@@ -29,7 +29,7 @@ class Resume(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What a value may be. `above` and `below` exclude their bounds. None is always allowed, NaN in no range."""
+    """The allowed values of a key. `above` and `below` exclude their bounds. None is always allowed, NaN in no range."""
 
     minimum: float | None = None
     above: float | None = None
