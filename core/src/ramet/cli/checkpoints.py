@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ramet.cli.terminal import Parser, amount, run_folder, say, text_table
+from ramet.cli.terminal import Parser, run_folder, say, text_table
 from ramet.errors import ConfigError
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 from ramet.sft.checkpoints import list_sft_checkpoints
 from ramet.sft.output import finished_training
+from ramet.tracking.columns import amount
 
 FOLDER = "checkpoints"
 HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")

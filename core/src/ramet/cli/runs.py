@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from ramet.cli.terminal import Parser, amount, say, text_table
+from ramet.cli.terminal import Parser, say, text_table
 from ramet.errors import ConfigError
 from ramet.history.prune import Removable, removable, remove
 from ramet.history.summary import RESULTS, RunSummary, list_runs
-from ramet.tracking.columns import small
+from ramet.tracking.columns import amount, small
 
 logger = logging.getLogger(__name__)
 HEADER = ("NAME", "JOB", "STATE", "STEPS", "RESULT", "SIZE", "AGE")

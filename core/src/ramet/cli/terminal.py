@@ -17,7 +17,6 @@ from ramet.io.json_values import visible
 from ramet.tracking.log import harmless
 
 WIDEST = 100_000  # characters of a table's line: none is cut
-UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,15 +104,6 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     with console.capture() as printed:
         console.print(table)
     return "\n".join(line.rstrip() for line in printed.get().splitlines())
-
-
-def amount(size: float) -> str:
-    """Bytes with a unit: `13.1 MB`."""
-    for unit in UNITS[:-1]:
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} {UNITS[-1]}"
 
 
 def print_problems(error: RametError) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.errors import ConfigError
-from ramet.history.summary import RunStatus, folder_bytes, run_folders, status_of
+from ramet.history.summary import RunStatus, ended, folder_bytes, run_folders, status_of
 from ramet.io.atomic import remove_folder
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 from ramet.policy.checkpoint.store import LEFTOVER
@@ -67,7 +67,7 @@ def remove(run: Path, listed: list[Removable]) -> list[Removable]:
     lock = RunLock(run / LOCK)
     lock.acquire()
     try:
-        finished = read_manifest(run / MANIFEST).attempts[-1].status == "done"
+        finished = ended(read_manifest(run / MANIFEST)) is RunStatus.FINISHED
         now = {item.path for item in _of_idle(run, finished=finished)}
         return [item for item in listed if item.path in now and _removed(item.path)]
     finally:

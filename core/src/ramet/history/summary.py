@@ -151,8 +151,11 @@ def summarise_run(folder: Path, root: Path | None = None) -> RunSummary:
 
 def status_of(folder: Path, manifest: Manifest) -> RunStatus:
     """Whether the run is at work, else how its last attempt ended."""
-    if is_held(folder / LOCK):
-        return RunStatus.RUNNING
+    return RunStatus.RUNNING if is_held(folder / LOCK) else ended(manifest)
+
+
+def ended(manifest: Manifest) -> RunStatus:
+    """How the last attempt of a run that is not at work ended."""
     ends = {"done": RunStatus.FINISHED, "interrupted": RunStatus.STOPPED, "failed": RunStatus.FAILED}
     return ends.get(manifest.attempts[-1].status if manifest.attempts else "", RunStatus.KILLED)
 

@@ -16,10 +16,10 @@ from ramet.planning.memory_policy import MASTER, TrainedModel
 from ramet.planning.memory_sft import SftInputs
 from ramet.planning.model_shape import count
 from ramet.planning.run_plan import nearest_folder
+from ramet.tracking.columns import amount
 from ramet.types import Need
 
 STATES = 3  # of a trained parameter: itself and two moments
-GB = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class DiskPlan:
 
     def __str__(self) -> str:
         checkpoints = (
-            f"{self.kept} checkpoint{'s' * (self.kept != 1)} of about {_gb(self.checkpoint)} kept, and one more "
+            f"{self.kept} checkpoint{'s' * (self.kept != 1)} of about {amount(self.checkpoint)} kept, and one more "
         )
         checkpoints += "while it is written; "
-        free = "" if self.free is None else f"; {_gb(self.free)} free"
-        line = f"{checkpoints if self.kept else ''}model/ {_gb(self.model)}; {_gb(self.need)} in all{free}"
+        free = "" if self.free is None else f"; {amount(self.free)} free"
+        line = f"{checkpoints if self.kept else ''}model/ {amount(self.model)}; {amount(self.need)} in all{free}"
         if self.free is None or self.free >= self.need:
             return line
         fewer = ": free some space, or keep fewer checkpoints" if self.kept else ": free some space"
-        return f"{line}\nwarning: the disk has {_gb(self.need - self.free)} less than that{fewer}"
+        return f"{line}\nwarning: the disk has {amount(self.need - self.free)} less than that{fewer}"
 
 
 def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
@@ -71,7 +71,3 @@ def checkpoint_bytes(inputs: Inputs) -> int:
         head = ((1, values.hidden),)
         models.append(TrainedModel(shape=values, config=inputs.config, ranks=1, cuda=False, head=head))
     return STATES * MASTER * sum(count(model.trained) for model in models)
-
-
-def _gb(size: float) -> str:
-    return f"{size / GB:.3g} GB"

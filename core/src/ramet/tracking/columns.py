@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GAP = 2  # spaces between columns
+UNITS = ("B", "kB", "MB", "GB", "TB")
 SOURCE, SOURCE_REWARD = "source/", "/reward"  # around the name of a data source
 SOURCE_RANK = 45
 WIDEST_SOURCE = 10  # longer names are cut
@@ -39,6 +40,15 @@ def seconds(value: float) -> str:
         return f"{value:.1f}s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes}m{rest:02d}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}"
+
+
+def amount(size: float) -> str:
+    """Return bytes with a unit: `13.1 MB`."""
+    for unit in UNITS[:-1]:
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} {UNITS[-1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
