@@ -348,9 +348,9 @@ def register_rewards(register):
     listed = workspace.listed()["odd"]
     reason = "its options Options cannot be typed: Unexpected type annotation: Callable[int, int]"
     assert (listed["broken"], listed["unusable"]) == (None, {"rewards.untyped": reason})
-    table, told = workspace.ramet("plugins").stdout, workspace.ramet("train", "--help").stdout
+    table, page = workspace.ramet("plugins").stdout, workspace.ramet("train", "--help", "rewards").stdout
     assert f"rewards: untyped; UNUSABLE rewards.untyped: {reason}\n" in table
-    assert f"  untyped  — odd (dist-odd); UNUSABLE: {reason}\n" in told
+    assert f" rewards=[untyped] — odd (dist-odd); UNUSABLE: {reason} " in " ".join(page.split())
     healthy, selecting = compose(workspace), compose(workspace, "rewards=[untyped]")
     assert healthy.returncode == 0, healthy.stderr
     assert selecting.returncode == 1

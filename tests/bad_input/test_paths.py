@@ -102,4 +102,4 @@ def test_a_name_that_the_locale_cannot_read_is_refused_and_shown(tmp_path):
 def test_help_is_shown_in_a_locale_that_lacks_its_characters():
     ended = start("train", "--help", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert ended.returncode == 0, ended.stderr
-    assert b"model.path" in ended.stdout and b"\\u2014" in ended.stdout
+    assert b"model.path" in ended.stdout and b"\\u2026" in ended.stdout
