@@ -29,7 +29,11 @@ def test_a_checkpoint_is_as_large_as_planned(tmp_path: Path) -> None:
     write_state(tmp_path / "saved", stage_state(model, optimizer, Progress(), None, rank=0, world_size=1))
     written = sum(file.stat().st_size for file in (tmp_path / "saved").iterdir())
     config = Config(model=ModelConfig(path=str(path)))
-    inputs = Inputs(config=config, shape=shape_of(AutoConfig.from_pretrained(path)), machine=Machine(cuda=False))
+    inputs = Inputs(
+        config=config,
+        shape=shape_of(AutoConfig.from_pretrained(path)),
+        machine=Machine(cuda=False, devices=1, device_bytes=None),
+    )
     assert checkpoint_bytes(inputs) == pytest.approx(written, rel=0.1)
 
 
