@@ -9,9 +9,10 @@ if [ -z "$ref" ]; then
     echo "no earlier release: there are no old plugins to check"
     exit 0
 fi
+git rev-parse --verify --quiet "$ref^{commit}" >/dev/null || { echo "error: no commit $ref in this clone" >&2; exit 1; }
 old=$(mktemp -d)
+git worktree add --quiet --detach "$old" "$ref"
 trap 'git worktree remove --force "$old"' EXIT
-git worktree add --detach "$old" "$ref" >/dev/null 2>&1 || { echo "error: no commit $ref in this clone" >&2; exit 1; }
-# ramet-release names internals of its core and is released with it (its README).
-packages=$(ls -d "$old"/plugins/*/src | grep -v '/release/')
-scripts/check_wheels.sh ${packages//\/src/}
+# ramet-release imports internals of its core, and is released together with it.
+mapfile -t packages < <(cd "$old" && ls -d "$PWD"/plugins/*/src | sed 's|/src$||' | grep -v '/release$')
+scripts/check_wheels.sh "${packages[@]}"

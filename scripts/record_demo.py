@@ -1,6 +1,6 @@
 """Makes the recording of `ramet demo` from the run that `make quickstart MODEL=smollm2` leaves:
 
-    .venv/bin/python scripts/record_demo.py runs/quickstart_smollm2
+    .venv/bin/python scripts/record_demo.py runs/quickstart_smollm2 "2 cores of an AMD EPYC, no GPU"
 
 Copies what the table and the report read, without the names of the machine, and fails if that takes 1 MB or more.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ramet.report.data import stored_config
 from ramet.report.rollouts import recorded_files
 from ramet.report.tree import TOKEN_TEXTS, TOKENIZER, TokenizerSplitter
 from ramet.rollout.record import read_records
@@ -29,7 +29,9 @@ MAX_BYTES = 1_000_000
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("run", type=Path, help="the run's directory, finished")
-    run = parser.parse_args().run
+    parser.add_argument("hardware", help="what it ran on, as the demo prints it")
+    options = parser.parse_args()
+    run = options.run
     if not (run / "summary.json").is_file():
         parser.error(f"{run}: no summary.json; a finished `make quickstart MODEL=smollm2` leaves one")
     shutil.rmtree(OUT, ignore_errors=True)
@@ -38,7 +40,7 @@ def main() -> int:
         shutil.copyfile(run / name, OUT / name)
     copy_rollouts(run)
     manifest = write_manifest(run)
-    write_facts(json.loads((run / "summary.json").read_text()), manifest)
+    write_facts(json.loads((run / "summary.json").read_text()), manifest, options.hardware)
     size = sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file())
     print(f"{OUT}: {size:,} bytes")
     return int(size >= MAX_BYTES)
@@ -68,14 +70,14 @@ def write_manifest(run: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((run / "manifest.json").read_text())
     if manifest["git"] is None or manifest["git"]["dirty"]:
         raise SystemExit(f"{run}: recorded from no commit; commit first, so that the demo can name it")
-    manifest["versions"]["platform"] = f"{sys.platform}, {os.uname().machine}"
+    manifest["versions"]["platform"] = f"{sys.platform}"
     for attempt in manifest["attempts"]:
         attempt.update(host="", pid=0)
     write_json("manifest.json", manifest)
     return manifest
 
 
-def write_facts(summary: dict[str, Any], manifest: dict[str, Any]) -> None:
+def write_facts(summary: dict[str, Any], manifest: dict[str, Any], hardware: str) -> None:
     """Write what `ramet demo` prints, and the table of the report."""
     before, after, difference = (summary[name]["held out"] for name in ("after_sft", "after_rl", "rl_minus_sft"))
     estimates = [
@@ -84,10 +86,10 @@ def write_facts(summary: dict[str, Any], manifest: dict[str, Any]) -> None:
     ]
     steps = max(json.loads(line)["step"] for line in (OUT / "metrics.jsonl").read_text().splitlines())
     facts = {
-        "model": "SmolLM2-135M-Instruct (weights rounded to 4 bits, then float32)",
+        "model": f"SmolLM2-135M-Instruct ({stored_config(OUT).model.dtype})",
         "learns": "compute every step of a word problem with the Python tool",
         "algorithm": "ARPO",
-        "hardware": hardware(),
+        "hardware": hardware,
         "date": manifest["attempts"][0]["started"][:10],
         "commit": manifest["git"]["sha"],
         "steps": steps,
@@ -95,31 +97,13 @@ def write_facts(summary: dict[str, Any], manifest: dict[str, Any]) -> None:
         "problems": len(before["accuracy"]),
         "before": estimates[0],
         "after": estimates[1],
-        "difference": estimates[2],
+        "change": estimates[2],
     }
     write_json("recording.json", facts)
-    shown = {
-        f"{name}_{when}": round(found[name], 4)
-        for name in ("valid_tool_use", "calls")
-        for when, found in (("before", before), ("after", after))
-    }
-    write_json(
-        "summary.json",
-        {
-            "accuracy_before": estimates[0][0],
-            "accuracy_after": estimates[1][0],
-            **shown,
-            "seed": summary["seed"],
-            "seconds_by_phase": summary["seconds_by_phase"],
-        },
-    )
-
-
-def hardware() -> str:
-    """As "2 cores of an AMD EPYC …, no GPU"."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{os.cpu_count()} cores of an {name}, no GPU"
+    table = {"accuracy_before": estimates[0][0], "accuracy_after": estimates[1][0]}
+    for name in ("valid_tool_use", "calls"):
+        table |= {f"{name}_before": round(before[name], 4), f"{name}_after": round(after[name], 4)}
+    write_json("summary.json", table)
 
 
 def write_json(name: str, body: object, indent: int = 1) -> None:

@@ -27,6 +27,7 @@ import pytest
 
 import ramet
 from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, ToolRecord, user_prompt
+from ramet.cli import main
 from ramet.config.compose import compose
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.config.sections import COMPONENTS
@@ -41,7 +42,7 @@ from ramet.rollout.watchdog import Watchdog
 from ramet.rollout.worker import RolloutWorker
 from ramet.scaffold import KINDS
 from ramet.scaffold.package import render
-from ramet.testing import check_tool_set, local_services
+from ramet.testing import check_plugin, check_tool_set, local_services
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.testing.plugin import load_check
 from ramet.tracking.background import BackgroundTracker
@@ -433,3 +434,29 @@ def test_the_tracker_of_the_page_keeps_runs_apart_and_takes_redone_steps_once(
         runs = database.execute("SELECT * FROM runs ORDER BY id").fetchall()
     assert rows == [(1, 0.1), (2, 0.7)]
     assert runs == [("abc", "a", "train", 0), ("other", "a", "train", None)]
+
+
+@pytest.fixture
+def one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of the plugin that is one file, in a folder on the path."""
+    (tmp_path / "clock_tool.py").write_text(FILES["clock_tool.py"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RAMET_PLUGINS", "clock_tool")
+    load_plugins.cache_clear()
+    yield "clock_tool"
+    load_plugins.cache_clear()
+    sys.modules.pop("clock_tool", None)
+
+
+def test_a_plugin_of_one_file_is_listed_and_keeps_the_contract(
+    one_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins"]) == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines() if "clock" in line]
+    assert listed == [["clock_tool", "module", "clock_tool", "-", "1", "tools:", "clock"]]
+    check_plugin(one_file)
+    tool = load_plugins().registries.tools.get("clock").build()
+    task = Task(id="t", prompt=user_prompt("What time is it?"))
+    call = ToolCall(name="clock", arguments={"zone": "UTC"}, rollout="0", turn=0, task=task, deadline_s=9.0)
+    assert re.fullmatch(r"\d\d:\d\d", asyncio.run(tool(call)).text)

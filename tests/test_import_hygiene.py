@@ -20,6 +20,7 @@ CODE = {
     "ramet train --help": RUN.format(arguments=["train", "--help"]),
     "ramet eval --help": RUN.format(arguments=["eval", "--help"]),
     "ramet play --help": RUN.format(arguments=["play", "--help"]),
+    "ramet demo": RUN.format(arguments=["demo", "--fast"]),
     "ramet recipes": RUN.format(arguments=["recipes"]),
     "ramet completion --words train rollout.": RUN.format(arguments=["completion", "--words", "train", "rollout."]),
     "what ramet pipeline forks": "import ramet.pipeline.job\n"

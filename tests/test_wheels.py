@@ -155,7 +155,7 @@ def test_a_wheel_holds_types_and_licence_and_no_tests(proof: Proof, package: Pat
 
 @pytest.fixture(scope="module")
 def built(proof: Proof, folder: Path) -> Callable[..., list[Path]]:
-    """`built(name, *packages)` returns wheels, made in a folder of that name by the environment that built the others."""
+    """`built(name, *packages)` returns wheels in a folder of that name, made by the environment of the others."""
     pip = [sys.executable, "-m", "pip", "-q", "--python", str(proof.work / "builder/bin/python")]
 
     def build(name: str, *packages: Path) -> list[Path]:

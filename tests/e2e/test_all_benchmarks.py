@@ -1,4 +1,4 @@
-"""docs/evaluation.md: one command from a model's directory to a table over all published benchmarks, on their samples."""
+"""docs/evaluation.md: one command measures a model on the samples of all published benchmarks."""
 
 from __future__ import annotations
 

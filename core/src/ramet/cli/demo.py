@@ -27,10 +27,10 @@ REPLAY_S = 3.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Facts of the recorded run. Accuracies are means over held-out problems, with the half width of a 95 % interval."""
+    """Facts of the recorded run. Accuracies: mean over the held-out problems, and half width of a 95 % interval."""
 
     model: str
-    learns: str  # completes "MODEL learns to …"
+    learns: str  # completes "learns to …"
     algorithm: str
     hardware: str
     date: str
@@ -40,22 +40,21 @@ class Recording:
     problems: int
     before: tuple[float, float]
     after: tuple[float, float]
-    difference: tuple[float, float]
+    change: tuple[float, float]
 
     def text(self) -> str:
         return (
-            f"A recorded run: nothing is trained now. {self.model} learns with {self.algorithm} to {self.learns}.\n"
-            f"Recorded on {self.date} on {self.hardware}, commit {self.commit[:8]}: {self.steps} steps in "
-            f"{self.seconds / 60:.0f} minutes.\n"
+            f"A recorded run; nothing is trained now. {self.model} learns to {self.learns}:\n"
+            f"{self.steps} steps of {self.algorithm} in {self.seconds / 60:.0f} minutes on {self.hardware} "
+            f"({self.date}, commit {self.commit[:8]}).\n"
         )
 
     def result(self) -> str:
-        before, after, difference = (
-            "{:.3f} ± {:.3f}".format(*pair) for pair in (self.before, self.after, self.difference)
-        )
+        pairs = (self.before, self.after, self.change)
+        after_sft, after_rl, change = (f"{mean:.3f} ± {half_width:.3f}" for mean, half_width in pairs)
         return (
-            f"\n{self.problems} held-out problems, 95 % intervals: accuracy {before} before, {after} after these steps; "
-            f"difference +{difference}."
+            f"\nAccuracy on {self.problems} held-out problems (95 % intervals): {after_sft} after SFT, {after_rl} "
+            f"after RL, +{change}.\nA longer run of this kind, in a clone: make quickstart MODEL=smollm2"
         )
 
 
