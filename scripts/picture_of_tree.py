@@ -1,6 +1,6 @@
-"""Draws docs/pictures/rollout_tree.png, a group of the demo's recording as the report shows it, with a headless Chromium:
+"""Draws docs/pictures/report_tree.png: a group of the demo's recording as the report shows it, by a headless Chromium.
 
-    .venv/bin/python scripts/picture_of_tree.py
+.venv/bin/python scripts/picture_of_tree.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ramet.report.html import write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDING = ROOT / "core/src/ramet/demo/quickstart_smollm2"
-OUT = ROOT / "docs/pictures/rollout_tree.png"
+OUT = ROOT / "docs/pictures/report_tree.png"
 GROUP = "#s4/g0"  # a fork after which the rollout goes wrong, where its parent goes right
 SIZE = "1000,850"
 MAX_BYTES = 150_000

@@ -2,7 +2,8 @@
 
     python scripts/set_repository.py URL
 
-In documents it takes the place of the word RAMET_REPOSITORY, and packages get it as their URL. Nothing is committed.
+In documents it takes the place of the word RAMET_REPOSITORY; packages and the site get it as their URL. Nothing is
+committed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORD = "RAMET_REPOSITORY"
-DOCUMENTS = ("*.md", "*.cff", "mkdocs.yml")
+DOCUMENTS = ("*.md", "*.cff")
 
 
 def main(arguments: list[str]) -> int:
@@ -28,10 +29,16 @@ def main(arguments: list[str]) -> int:
         if WORD in text:
             document.write_text(re.sub(rf"\$?{WORD}", url, text), encoding="utf-8")
     for project in [ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]:
-        text = project.read_text(encoding="utf-8")
-        if "[project.urls]" not in text:
-            project.write_text(f'{text}\n[project.urls]\nRepository = "{url}"\n', encoding="utf-8")
+        append(project, "[project.urls]", f'\n[project.urls]\nRepository = "{url}"\n')
+    append(ROOT / "mkdocs.yml", "repo_url:", f"\nrepo_url: {url}\n")
     return 0
+
+
+def append(file: Path, mark: str, lines: str) -> None:
+    """Add lines at the end of a file, unless an earlier call did."""
+    text = file.read_text(encoding="utf-8")
+    if mark not in text:
+        file.write_text(text + lines, encoding="utf-8")
 
 
 if __name__ == "__main__":

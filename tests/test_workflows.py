@@ -61,10 +61,14 @@ def test_the_address_of_the_repository_is_filled_in_by_one_script(tmp_path: Path
     clone = tmp_path / "clone"
     subprocess.run(["git", "init", "-q", clone], check=True)
     files = {"README.md": 'git clone "$RAMET_REPOSITORY"\n', "CITATION.cff": "repository-code: RAMET_REPOSITORY\n"}
-    files |= {"core/pyproject.toml": "[project]\n", "scripts/set_repository.py": ""}
+    files |= {
+        "core/pyproject.toml": "[project]\n",
+        "mkdocs.yml": "",
+        "scripts/set_repository.py": (ROOT / "scripts/set_repository.py").read_text(),
+    }
     for name, text in files.items():
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        (clone / name).write_text(text or (ROOT / name).read_text())
+        (clone / name).write_text(text)
     subprocess.run(["git", "add", "-A"], cwd=clone, check=True)
     url = "https://forge.example/someone/ramet"
     for _ in range(2):
@@ -72,5 +76,6 @@ def test_the_address_of_the_repository_is_filled_in_by_one_script(tmp_path: Path
     assert (clone / "README.md").read_text() == f'git clone "{url}"\n'
     assert (clone / "CITATION.cff").read_text() == f"repository-code: {url}\n"
     assert (clone / "core/pyproject.toml").read_text() == f'[project]\n\n[project.urls]\nRepository = "{url}"\n'
+    assert (clone / "mkdocs.yml").read_text() == f"\nrepo_url: {url}\n"
     wrong = subprocess.run(["python", "scripts/set_repository.py", "here"], cwd=clone, capture_output=True, text=True)
     assert wrong.returncode == 1 and "usage" in wrong.stderr
