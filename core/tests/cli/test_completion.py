@@ -67,10 +67,12 @@ def test_what_was_chosen_before_has_its_options() -> None:
 
 
 def test_runs_are_offered_where_a_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "runs/first").mkdir(parents=True)
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert candidates(["report", ""]) == ["first"]
-    assert candidates(["report", "first", ""]) == []
+    assert candidates(["report", ""]) == ["first", "second"]
+    assert candidates(["report", "first", ""]) == ["second"]
+    assert candidates(["export", "first", ""]) == []
 
 
 def test_the_script_needs_a_shell_that_it_knows(capsys: pytest.CaptureFixture[str]) -> None:

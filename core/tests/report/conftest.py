@@ -90,6 +90,7 @@ def forked_group(
 
     base = {"task": task, "stop": StopReason.ANSWER}
     fork = {**base, "parent": "0", "fork_turn": 1, "n_shared": 3, "tool_calls": (first,)}
+    fork["fork_reason"] = {"entropy change": 0.1234, "probability": 0.5, "draw": 0.25}
     return (
         Rollout(id="0", segments=(prompt, ask, got, end(texts[1], 1)), answer=texts[1], tool_calls=(first,), **base),
         Rollout(
@@ -121,7 +122,8 @@ def record(step: int, rollouts: Sequence[Rollout]) -> GroupRecord:
     for rollout in rollouts:
         reward = float(rollout.answer == "391") if rollout.valid else None
         parts = {} if reward is None else {"math": reward, "format": 1.0}
-        scored.append(ScoredRollout(rollout=rollout, reward=reward, parts=parts))
+        reasons = {"math": "it is not 391"} if reward == 0 else {}
+        scored.append(ScoredRollout(rollout=rollout, reward=reward, parts=parts, reasons=reasons))
         if reward is not None:
             advantages[rollout.id] = array("f", [reward - 0.5] * rollout.n_response_tokens)
     group = ScoredGroup(task=rollouts[0].task, rollouts=tuple(scored))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from ramet.report.html import write_report
 from ramet.report.rollouts import recorded_files
 from ramet.rollout.record import read_records
+from ramet.tracking.jsonl import JsonlTracker
 
 pytestmark = pytest.mark.browser
 
@@ -37,8 +39,13 @@ def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
     assert int(page.facts["segments"]) == len(segments)
     assert "Refused" not in page.console and "Uncaught" not in page.console
     shown = page.html.all("main")[0]
-    assert [e.text for e in shown.all("h2")] == ["Before and after", "Training", "Run"]
-    assert {e.text for e in shown.all("span", **{"class": "metric"})} >= {"reward/mean", "valid/reward"}
+    titles = ["In short", "Training", "Rollouts worth reading", "Before and after", "Run"]
+    assert [e.text for e in shown.all("h2")] == titles
+    assert [e.text for e in shown.all("span", **{"class": "metric"})][:2] == ["valid/reward", "reward/mean"]
+    (still,) = shown.all("details", data_still=None)
+    assert still.all("summary")[0].text == "Metrics that do not change or equal another (2)"
+    links = [link for item in shown.all("ul", **{"class": "highlights"}) for link in item.all("a")]
+    assert [link.attributes["href"] for link in links] == ["#s40/g0/r0", "#s40/g0/r0.1", "#s40/g1/r0.1"]
     assert all(figure.all("path") or figure.all("circle") for figure in shown.all("figure"))
 
 
@@ -52,7 +59,10 @@ def test_a_link_to_a_rollout_shows_the_whole_tree_and_indents_forks_only(
     assert inside == {("0.0", "0"), ("0.0.0", "0.0"), ("0.0.0", "0"), ("0.1", "0")}
     assert len(page.html.all("div", data_segment=None)) == 10
     assert [id for id, e in nodes.items() if "current" in e.attributes["class"]] == ["0.0"]
-    assert "fork of 0 at turn 1" in nodes["0.0"].text
+    assert "fork of 0 at turn 2" in nodes["0.0"].text
+    assert "Forked here because: entropy change 0.1234, probability 0.5, draw 0.25turn 2" in nodes["0.0"].text
+    assert "weights version 3" in nodes["0.0"].text
+    assert "reward part math0: it is not 391" in nodes["0.1"].text
     assert "advantage +0.5 (shared prefix +0.5)" in nodes["0.0"].text
     assert "masked" in nodes["1"].text and "tool:python: the sandbox did not start" in nodes["1"].text
     assert len(page.html.all("details", data_call=None)) == 3
@@ -144,10 +154,7 @@ const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", 
 
 
 def test_filters_sorting_keys_and_the_dark_theme_work(run: Path, open_page: Callable[..., Any]) -> None:
-    page_text = write_report(run).read_text(encoding="ascii")
-    free = re.sub(r"<meta http-equiv[^>]*>", "", page_text)  # the policy would stop the driver, as it should
-    (run / "driven.html").write_text(free.replace("</body>", f"{DRIVER}</body>"), encoding="ascii")
-    facts = open_page(run / "driven.html", "", "--blink-settings=preferredColorScheme=0").facts
+    facts = open_page(driven(write_report(run), DRIVER), "", "--blink-settings=preferredColorScheme=0").facts
     assert facts["done"] == "1" and facts["errors"] == "0"
     assert facts["text"] == "task-20-0 task-20-1 task-20-2"
     assert facts["sorted"] == "task-20-2 task-20-1 task-20-0"
@@ -158,6 +165,67 @@ def test_filters_sorting_keys_and_the_dark_theme_work(run: Path, open_page: Call
     assert facts["paper"] == "rgb(20, 23, 28)"
     assert facts["missing"].startswith("This group is not in this file.")
     assert facts["odd"] == "0"
+
+
+ACCESS = Path(__file__).with_name("access.js")
+
+
+def driven(page: Path, script: str) -> Path:
+    """Write the page with a script that drives it, without the policy that would stop one, as it should."""
+    free = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text(encoding="ascii"))
+    out = page.with_name("driven.html")
+    out.write_text(free.replace("</body>", f"{script}</body>"), encoding="ascii")
+    return out
+
+
+def test_headings_are_in_order_controls_have_names_and_texts_a_contrast_of_at_least_4_5(
+    run: Path, open_page: Callable[..., Any]
+) -> None:
+    pages = json.dumps(["#overview", "#tasks", "#s20/g1/r0.0"])
+    script = ACCESS.read_text(encoding="ascii").replace("PAGES)", f"{pages})")
+    facts = open_page(driven(write_report(run), f"<script>{script}</script>")).facts
+    assert facts["done"] == "1" and int(facts["texts"]) > 1000
+    assert facts["found"] == ""
+
+
+def test_at_800_pixels_the_table_of_tasks_fits(run: Path, open_page: Callable[..., Any]) -> None:
+    script = """<script>setTimeout(() => {
+      const box = document.querySelector(".tasks .scroll");
+      document.documentElement.dataset.fits = box.scrollWidth <= box.clientWidth;
+      const heads = [...box.querySelectorAll("thead th")].filter((head) => head.getBoundingClientRect().width > 0);
+      document.documentElement.dataset.heads = heads.map((head) => head.textContent).join(" ");
+    }, 50);</script>"""
+    facts = open_page(driven(write_report(run), script), "#tasks", "--window-size=800,900").facts
+    assert facts["heads"] == "step task question rollouts forks masked reward calls"
+    assert facts["fits"] == "true"
+
+
+def test_a_report_of_sft_has_no_page_of_tasks(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    tracker = JsonlTracker(tmp_path / "sft" / "metrics.jsonl")
+    for step in (10, 20):
+        tracker.log(step, {"sft/loss": 20 / step, "sft/lr": 0.1})
+    (tmp_path / "sft" / "manifest.json").write_text(json.dumps({"job": "sft", "resume_level": "A, exact"}))
+    page = open_page(write_report(tmp_path / "sft"))
+    shown = page.html.all("main")[0]
+    assert [e.text for e in shown.all("h2")] == ["In short", "SFT", "Run"]
+    assert page.html.all("header")[0].all("a") == []
+    assert "group" not in shown.text and "SFT loss2.000 at step 10, 1.000 at step 20" in shown.text
+    (folded,) = [e for e in shown.all("details") if "resume_level" in e.text and "open" not in e.attributes][:1]
+    assert folded.all("summary")[0].text == "Versions, data, prompt and state (1)"
+
+
+def test_a_point_of_a_curve_leads_to_the_rollouts_of_its_step(run: Path, open_page: Callable[..., Any]) -> None:
+    script = """<script>
+    const picture = [...document.querySelectorAll("svg")].find((one) => one.ariaLabel.startsWith("reward/mean"));
+    const box = picture.getBoundingClientRect();
+    picture.dispatchEvent(new MouseEvent("click", { clientX: box.left + box.width * 0.97, bubbles: true }));
+    setTimeout(() => {
+      const rows = [...document.querySelectorAll("[data-row]")];
+      document.documentElement.dataset.rowsSteps = rows.map((row) => row.cells[0].textContent).join(" ");
+    }, 50);
+    </script>"""
+    page = open_page(driven(write_report(run), script))
+    assert page.facts["rows-steps"] == "40 40 40"
 
 
 PHONE = """<!doctype html><html><body style="margin: 0">

@@ -2,16 +2,23 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header
 from ramet.evaluate.partial import PartialResults
+from ramet.evaluate.statistics import over_tasks
 from ramet.evaluate.tasks import Judgement, task_result
 from ramet.report.data import MAX_POINTS, overview, stored_config, tokenizer_folders
 from ramet.report.evaluation import find_evaluation
+from ramet.report.group_counts import GroupCounts
+from ramet.rollout.record import GroupRecord
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.tracking.jsonl import JsonlTracker
 from ramet.types import BenchmarkInfo, Group, Rollout, StopReason, Task, user_prompt
 
@@ -52,6 +59,75 @@ def test_forks_are_among_the_first_curves(tmp_path: Path) -> None:
     assert [(curve["name"], curve["main"]) for curve in section["curves"]] == [
         ("reward/mean", True), ("rollout/forks_per_group", True), ("rollout/tool_use", True), ("a", False),
     ]  # fmt: skip
+
+
+def test_curves_say_what_carries_nothing_and_which_are_shares(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        metrics = {"reward/mean": step / 4, "reward/math": step / 4, "train/lr": 0.1, "train/loss": -step, "a": step}
+        tracker.log(step, {**metrics, "valid/reward": 0.5, "rollout/masked_share": 0.0})
+    (section,) = overview(tmp_path)["sections"]
+    curves = {curve["name"]: curve for curve in section["curves"]}
+    assert next(iter(curves)) == "valid/reward"
+    assert {name for name, curve in curves.items() if curve["flat"]} == {
+        "valid/reward", "train/lr", "rollout/masked_share"
+    }  # fmt: skip
+    assert {name: curve["same"] for name, curve in curves.items() if curve["same"]} == {"reward/math": "reward/mean"}
+    shares = {name for name, curve in curves.items() if curve["share"]}
+    assert shares == {"valid/reward", "reward/mean", "reward/math", "rollout/masked_share"}
+
+
+def counted(step: int, *groups: Sequence[float]) -> GroupCounts:
+    """Counts of a step's groups of roots, each with these rewards."""
+    counts, task = GroupCounts(), Task(id="t", prompt=user_prompt("q"))
+    scored = [
+        [
+            ScoredRollout(rollout=Rollout(id=str(i), task=task, segments=(), stop=StopReason.ANSWER), reward=reward)
+            for i, reward in enumerate(rewards)
+        ]
+        for rewards in groups
+    ]
+    records = [GroupRecord(step=step, group=ScoredGroup(task=task, rollouts=tuple(one))) for one in scored]
+    assert list(counts.counted(records, "step")) == records
+    return counts
+
+
+def test_the_interval_of_a_step_is_that_of_its_groups(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl").log(3, {"reward/mean": 0.5})
+    counts = counted(3, (0.0, 0.0), (1.0, 1.0), (0.0, 1.0))
+    (section,) = overview(tmp_path, counts=counts)["sections"]
+    assert section["curves"][0]["half"] == [pytest.approx(over_tasks([0.0, 1.0, 0.5]).half_width, abs=1e-5)]
+    (equal,) = overview(tmp_path, counts=counted(3, (0.5,), (0.5,)))["sections"]
+    assert equal["curves"][0]["half"] is None  # of equal groups it would be 0, which says nothing of others
+
+
+def test_a_run_is_summed_up_in_sentences(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for step in range(13):
+        played = {"reward/mean": step / 10, "rollout/masked_share": 0.25, "rollout/rollouts": 8.0}
+        called = {
+            "rollout/tool_use": 0.5,
+            "tool/python/calls": 6.0,
+            "tool/python/errors": 1.0,
+            "tool/search/calls": 0.0,
+        }
+        tracker.log(step, {**(played | called if step else {}), "valid/reward": [0.1, 0.4, 0.3][min(step, 2)]})
+    lines = dict(overview(tmp_path, config=OmegaConf.create({"train": {"steps": 20}}))["in_short"])
+    assert lines == {
+        "steps": "12 of 20",
+        "reward": "0.300 in steps 1 to 5, 1.000 in steps 8 to 12",
+        "validation": "0.100 after step 0, 0.300 after step 12; highest 0.400 after step 1",
+        "tools": "called by 50% of the rollouts in the first step, 50% in the last; python: 72 calls, 12 failed",
+        "masked": "24 of 96 rollouts",
+    }
+
+
+def test_a_difference_within_the_noise_is_called_so(tmp_path: Path) -> None:
+    tracker, counts = JsonlTracker(tmp_path / "metrics.jsonl"), GroupCounts()
+    for step, groups in ((1, (0.0, 1.0, 0.0, 1.0)), (2, (1.0, 1.0, 0.0, 1.0))):
+        tracker.log(step, {"reward/mean": sum(groups) / 4, "rollout/masked_share": math.nan})
+        counts.update(counted(step, *((reward,) for reward in groups)))
+    assert "the difference is within the noise" in dict(overview(tmp_path, counts=counts)["in_short"])["reward"]
 
 
 def test_an_evaluation_alone_has_a_report_without_curves(tmp_path: Path) -> None:

@@ -40,17 +40,19 @@ def test_rollouts_forks_tools_and_tokens_per_second(run: Run) -> None:
     with run.progress.doing(REWARDS):
         assert run.line == "step 5/10  rollouts 0/64  0 in tools"
         run.now += 2.0
-        run.playing = RolloutProgress(total=64, done=12, forks=7, in_tools=9, tokens=4000)
-        assert run.line == "step 5/10  rollouts 12/64  7 forks  9 in tools  1500 tok/s"
+        run.playing = RolloutProgress(total=64, done=12, forks=7, in_tools=9, turns=31, tokens=4000)
+        assert run.line == "step 5/10  rollouts 12/64  31 turns  7 forks  9 in tools  1500 tok/s"
+        run.now += 3.0  # no turn ended since: what long ones sample is counted when they end
+        assert run.line.endswith("1500 tok/s")
         run.playing = RolloutProgress(tokens=9000)
         assert run.line == "step 5/10  rewards"
     assert run.line == "step 5/10"
 
 
 def test_phases_and_micro_batches(run: Run) -> None:
-    with run.progress.doing("validation"):
+    with run.progress.doing("validation", validated=0):
         run.playing = RolloutProgress(total=8, done=1)
-        assert run.line == "step 5/10  validation  rollouts 1/8  0 in tools"
+        assert run.line == "step 0/10  validation  rollouts 1/8  0 in tools"
     run.computing = PassProgress("update", 3, 8)
     run.playing = RolloutProgress(total=64)  # the next step's, with train.staleness
     assert run.line == "step 5/10  update 3/8  rollouts 0/64  0 in tools"

@@ -68,25 +68,25 @@ def printed(*rollouts: ScoredRollout, terminal: bool = False) -> str:
 def test_in_a_pipe_a_rollout_is_plain_text() -> None:
     one = scored("0.1", 1.0, parent="0", fork_turn=1)
     assert printed(one).splitlines() == [
-        "step 3, rollout 1 of 1 (best): reward 1 (math 1, format 1), task sums/7, path 0.1 (fork of 0 at turn 1), "
+        "step 3, rollout 1 of 1 (best): reward 1 (math 1, format 1), task sums/7, path 0.1 (fork of 0 at turn 2), "
         "4 tokens, stop answer",
         "  question  What is 2+2?",
-        "  turn 0    Let me see.",
+        "  turn 1    Let me see.",
         "            <python>2+2</python>",
         "  result    <result>4</result>",
-        "  turn 1    <answer>4</answer>",
+        "  turn 2    <answer>4</answer>",
     ]
 
 
 def test_a_terminal_gets_the_same_text_with_results_in_another_colour() -> None:
     lines = printed(scored("0", 1.0), terminal=True).splitlines()
     assert "\x1b[33m  result    <result>4</result>\x1b[0m" in lines
-    assert "\x1b[39m  turn 1    <answer>4</answer>\x1b[0m" in lines
+    assert "\x1b[39m  turn 2    <answer>4</answer>\x1b[0m" in lines
 
 
 def test_long_texts_are_cut_and_control_characters_are_visible() -> None:
     text = printed(scored("0", 1.0, answer="\x1b[2J" + "a" * MAX_CHARS))
-    assert r"  turn 1    \x1b[2Jaaa" in text and text.endswith("aaa… (4 characters more)\n")
+    assert r"  turn 2    \x1b[2Jaaa" in text and text.endswith("aaa… (4 characters more)\n")
 
 
 def test_a_step_without_rewards_prints_nothing() -> None:

@@ -19,7 +19,8 @@ from ramet.errors import ConfigError, RametError
 WORDS = "--words"  # then the words after `ramet` up to the cursor, the last one unfinished
 JOB_OF = {"train": "train", "sft": "sft", "eval": "eval", "play": "play", "config": "train", "check-logprobs": "train",
           "data": "data", "tool": "tool", "doctor": "doctor"}  # fmt: skip
-TAKES_RUN = ("report", "checkpoints", "export")
+TAKES_SEVERAL = "report"
+TAKES_RUN = (TAKES_SEVERAL, "checkpoints", "export")
 BASH = r"""# ramet in bash: source <(ramet completion bash)
 _ramet() {
     local line="${COMP_LINE:0:COMP_POINT}" current quoted=""
@@ -121,8 +122,10 @@ def _after(name: str, before: Sequence[str], current: str) -> Iterator[str]:
     else:
         for action in () if parser is None else parser._get_positional_actions():
             yield from _texts(action)
-        if name in TAKES_RUN and not [word for word in before if not word.startswith("-")]:
-            yield from (folder.name for folder in sorted(Path("runs").glob("*")) if folder.is_dir())
+        named = [word for word in before if not word.startswith("-")]
+        if name in TAKES_RUN and (not named or name == TAKES_SEVERAL):
+            runs = sorted(folder.name for folder in Path("runs").glob("*") if folder.is_dir())
+            yield from (run for run in runs if run not in named)
         if name in JOB_OF:
             yield from _keys(name, before, current)
 

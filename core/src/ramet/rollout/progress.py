@@ -15,6 +15,7 @@ class RolloutProgress:
     done: int = 0
     forks: int = 0  # begun so far
     in_tools: int = 0  # rollouts that wait for a tool now
+    turns: int = 0  # that ended
     tokens: int = 0  # sampled in turns that ended, since the worker was started
 
     def __add__(self, other: RolloutProgress) -> RolloutProgress:
@@ -23,6 +24,7 @@ class RolloutProgress:
             done=self.done + other.done,
             forks=self.forks + other.forks,
             in_tools=self.in_tools + other.in_tools,
+            turns=self.turns + other.turns,
             tokens=self.tokens + other.tokens,
         )
 
@@ -35,11 +37,17 @@ class RunCounts:
     done: int = 0
     forks: int = 0
     in_tools: int = 0
+    turns: int = 0
     tokens: int = 0
 
     def snapshot(self) -> RolloutProgress:
         return RolloutProgress(
-            total=self.total, done=self.done, forks=self.forks, in_tools=self.in_tools, tokens=self.tokens
+            total=self.total,
+            done=self.done,
+            forks=self.forks,
+            in_tools=self.in_tools,
+            turns=self.turns,
+            tokens=self.tokens,
         )
 
 

@@ -199,6 +199,7 @@ class RolloutTurn:
             completion = ended_at_stop(completion, shared, request.sampling.stop, context.encoder)
         seconds = time.perf_counter() - started
         live.add_stat("generate_s", seconds)
+        context.counts.turns += 1
         context.counts.tokens += len(completion.token_ids)
         self._report_first(completion.entropies)
         end_if_pruned(live)

@@ -238,7 +238,7 @@ class Loop:
     async def _validate(self, step: int) -> dict[str, float]:
         """Validate while no step runs, so that its counts do not mix with the steps' counts."""
         async with self.step_rollouts.paused():
-            with self.progress.doing("validation"):
+            with self.progress.doing("validation", validated=step):
                 return await self.validation(step)
 
     async def _play(self, tasks: list[Task], step: int, unscored: list[Group] | None = None) -> list[ScoredGroup]:

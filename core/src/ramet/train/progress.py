@@ -21,6 +21,7 @@ class TrainProgress:
 
     def __init__(self, backend: Backend, *, total_steps: int, done: int) -> None:
         self._phase = ""
+        self._validated: int | None = None  # the step whose weights are validated now
         self._backend = backend
         self._total = total_steps
         self._first = self._done = done
@@ -39,12 +40,14 @@ class TrainProgress:
         self._started = self._last = time.monotonic()
 
     @contextmanager
-    def doing(self, phase: str) -> Iterator[None]:
-        before, self._phase = self._phase, phase
+    def doing(self, phase: str, *, validated: int | None = None) -> Iterator[None]:
+        """Name a phase; `validated`: the step whose weights it validates, 0 before the first."""
+        before = self._phase, self._validated
+        self._phase, self._validated = phase, validated
         try:
             yield
         finally:
-            self._phase = before
+            self._phase, self._validated = before
 
     def parts(self) -> list[Part]:
         if self._phase == STOPPING:
@@ -56,6 +59,7 @@ class TrainProgress:
         )
         phase = "" if self._phase == REWARDS and playing.total else self._phase
         step = self._done if self._phase == SAVING else min(self._done + 1, self._total)
+        step = step if self._validated is None else self._validated
         return [
             Part(f"step {step}/{self._total}"),
             Part(phase if computing is None else str(computing), rank=2),

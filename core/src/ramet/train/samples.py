@@ -63,7 +63,7 @@ class SamplePrinter:
 def _title(scored: ScoredRollout) -> str:
     rollout = scored.rollout
     parts = ", ".join(f"{name} {value:g}" for name, value in scored.parts.items())
-    fork = "" if rollout.parent is None else f" (fork of {rollout.parent} at turn {rollout.fork_turn})"
+    fork = "" if rollout.parent is None else f" (fork of {rollout.parent} at turn {(rollout.fork_turn or 0) + 1})"
     return (
         f"reward {scored.reward:g}{f' ({parts})' if parts else ''}, task {rollout.task.id}, path {rollout.id}{fork}, "
         f"{rollout.n_sampled_tokens} tokens, stop {rollout.stop}"
@@ -75,7 +75,7 @@ def _texts(scored: ScoredRollout) -> Iterator[tuple[str, str, str]]:
     yield "question", scored.rollout.task.question, "cyan"
     for segment in scored.rollout.segments:
         if segment.kind is not SegmentKind.PROMPT:
-            label = f"turn {segment.turn}" if segment.is_sampled else str(segment.kind)
+            label = f"turn {segment.turn + 1}" if segment.is_sampled else str(segment.kind)
             yield label, segment.text, STYLES[segment.kind]
 
 

@@ -89,7 +89,7 @@ class Fork:
     turn: int
     n: int = 1
     token: int = 0
-    reason: Mapping[str, float] = field(default_factory=dict, compare=False)
+    reason: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ function worthReading(groups) {
   };
   pick((one) => [one.reward, one.group.step, one.calls]);
   pick((one) => [-one.reward, one.group.step, one.confidence]);
-  pick((one) => [Math.abs(one.surprise), one.surprise < 0 ? one.confidence : -one.confidence, one.group.step]);
+  pick((one) => [Number(Math.abs(one.surprise).toFixed(6)), one.surprise < 0 ? one.confidence : -one.confidence, one.group.step]);
   const [best, worst, surprising] = taken;
   const score = scoreName(best.group);
   if (!worst || best.reward === worst.reward) return shown("A rollout worth reading", highlight("One of all", best, `all have the same ${score}`));

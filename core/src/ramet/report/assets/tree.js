@@ -11,7 +11,7 @@ function groupPage(group, around, view) {
   const tokens = group.rollouts.flatMap((r) => r.segments).reduce((sum, s) => sum + s.n, 0);
   const unfold = (all) => { for (const { rollout } of inOrder(group)) context.nodes.get(rollout.id).open = all; };
   const page = el("div", { class: "group", "data-shade": view.shade },
-    el("nav", { class: "crumbs" }, el("a", { href: "#tasks" }, "all tasks"),
+    el("nav", { class: "crumbs", "aria-label": "groups" }, el("a", { href: "#tasks" }, "all tasks"),
       around.before ? el("a", { href: linkOf(around.before) }, "previous") : null,
       around.after ? el("a", { href: linkOf(around.after) }, "next") : null),
     el("h2", {}, `${titleOf(group)}: `, group.task),
