@@ -94,15 +94,17 @@ def _read(run: Path, label: str) -> ComparedRun:
 
 def _in_short(runs: Sequence[ComparedRun]) -> list[list[str]]:
     """Return rows: what a line is about, then each run's line."""
-    columns = [
-        {
-            **dict(in_short(run.curves, run.config, run.counts, run.evaluation and evaluation_data(run.evaluation))),
-            **({"time": seconds(run.lines[-1].time - run.lines[0].time)} if len(run.lines) > 1 else {}),
-        }
-        for run in runs
-    ]
+    columns = [_column(run) for run in runs]
     titles = list(dict.fromkeys(title for column in columns for title in column))
     return [[title, *(column.get(title) or "-" for column in columns)] for title in titles]
+
+
+def _column(run: ComparedRun) -> dict[str, str]:
+    measured = None if run.evaluation is None else evaluation_data(run.evaluation)
+    lines = dict(in_short(run.curves, run.config, run.counts, measured))
+    if len(run.lines) > 1:
+        lines["time"] = seconds(run.lines[-1].time - run.lines[0].time)
+    return lines
 
 
 def _settings(runs: Sequence[ComparedRun]) -> list[list[str]]:

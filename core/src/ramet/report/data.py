@@ -55,8 +55,10 @@ def overview(
     phases: ReportPhases | None = None,
     config: DictConfig | None = None,
     counts: GroupCounts | None = None,
+    findings: Sequence[Json] | None = None,
 ) -> Json:
-    """Everything on the first page. `counts`: of the recorded groups, for intervals and what masked rollouts.
+    """Everything on the first page. `counts`: of the recorded groups, for intervals and what masked rollouts; `findings`:
+    what `ramet doctor` says, None if it was not asked.
 
     Raises `ConfigError` if the folder is missing or holds neither metrics nor an `evaluation`.
     """
@@ -77,6 +79,7 @@ def overview(
     manifest = read_json(run / "manifest.json")
     return {
         "name": run.resolve().name if phases is None else phases.name,
+        "findings": findings,
         "in_short": in_short({**curves, **sft}, OmegaConf.create() if config is None else config, counts, measured),
         "sections": [section for section in sections if section["curves"]],
         "summary": _summary(read_json(run / "summary.json") if phases is None else phases.summary),

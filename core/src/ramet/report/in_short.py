@@ -22,8 +22,8 @@ def in_short(
 ) -> list[Line]:
     """The lines that hold for this run; a run without rollouts has none about them."""
     lines = [*_training(curves, config, counts), *_sft(curves)]
-    for benchmark in (evaluation or {}).get("benchmarks", ()):
-        lines.append((benchmark["name"], _score(benchmark, evaluation["k"])))
+    if evaluation is not None:
+        lines += [(one["name"], _score(one, evaluation["k"])) for one in evaluation["benchmarks"]]
     return lines
 
 

@@ -1,11 +1,13 @@
-// The first page: the run in short, evaluations, curves, rollouts worth reading, before and after, and what it was.
+// The first page: the verdict, the run in short, evaluations, curves, rollouts worth reading, before and after, and what it was.
 
 const FIRST_FACTS = new Set(["job", "state", "seed", "deterministic"]);
+const SEVERITY = { problem: "wrong", warning: "look", note: "note" };
 const SHOWN = new Set(["valid/reward", "reward/roots_mean"]);
 
 function overviewPage(data, steps) {
   return el("div", { class: "overview" },
     data.notes.map((note) => el("p", { class: "note" }, note)),
+    verdict(data.findings, steps.flat()),
     inShort(data.in_short),
     evaluationSection(data.evaluation),
     data.sections.map((section) => curveSection(section, stepsOf(steps))),
@@ -13,6 +15,29 @@ function overviewPage(data, steps) {
     beforeAfter(data.summary),
     el("section", {}, el("h2", {}, "Run"), table(["", ""], [...runFacts(steps), ...data.facts.filter(isFirst)], "facts"),
       moreFacts(data.facts.filter((fact) => !isFirst(fact))), files(data)));
+}
+
+// What `ramet doctor RUN` says; `findings` is null where the run was not examined.
+function verdict(findings, groups) {
+  if (!findings) return null;
+  return el("section", { "data-verdict": findings.length }, el("h2", {}, "Verdict"),
+    findings.length ? el("ul", { class: "findings" }, findings.map((one) => finding(one, groups)))
+      : el("p", {}, "ramet doctor finds nothing wrong with this run."));
+}
+
+function finding(one, groups) {
+  const shown = one.rollouts.map((place) => placeLink(place, groups)).filter((link) => link);
+  return el("li", { class: one.severity },
+    el("h3", {}, el("span", { class: one.severity === "problem" ? "badge bad" : "badge" }, SEVERITY[one.severity]), " ", one.what),
+    el("p", {}, one.text), one.fix ? el("p", {}, el("b", {}, "Change: "), one.fix) : null,
+    shown.length ? el("p", { class: "hint" }, "Rollouts that show it: ", shown.flatMap((link, i) => (i ? [", ", link] : [link]))) : null,
+    one.page ? el("p", { class: "hint" }, `More: ${one.page}`) : null);
+}
+
+// A link to a rollout that is in this file.
+function placeLink({ kind, step, task, rollout }, groups) {
+  const group = groups.find((one) => one.kind === kind && one.task === task && (kind === "eval" || one.step === step));
+  return group ? el("a", { href: linkOf(group, rollout) }, `${titleOf(group)}, rollout ${rollout}`) : null;
 }
 
 function inShort(lines) {
