@@ -21,7 +21,7 @@ def test_a_fresh_directory_names_itself_after_time_and_a_word(tmp_path: Path):
         assert one.path != other.path
         assert re.fullmatch(r"\d{8}-\d{6}-[a-z]+", one.path.name)
         assert not one.resumed
-        assert one.checkpoints.is_dir() and not one.rollouts.exists()  # SFT records none
+        assert one.rollouts.is_dir() and one.checkpoints.is_dir()
 
 
 def test_a_named_run_is_resumed_and_keeps_its_attempts(

@@ -62,6 +62,7 @@ class RunDir:
             check_run_folder(run.path)
             run._lock.acquire()
             run.resumed = run._manifest_path.exists()
+            run.rollouts.mkdir(exist_ok=True)
             run.checkpoints.mkdir(exist_ok=True)
             remove_torn(run.path)
         except OSError as error:
