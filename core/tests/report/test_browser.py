@@ -39,7 +39,7 @@ def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
     assert int(page.facts["segments"]) == len(segments)
     assert "Refused" not in page.console and "Uncaught" not in page.console
     shown = page.html.all("main")[0]
-    titles = ["In short", "Training", "Rollouts worth reading", "Before and after", "Run"]
+    titles = ["Verdict", "In short", "Training", "Rollouts worth reading", "Before and after", "Run"]
     assert [e.text for e in shown.all("h2")] == titles
     assert [e.text for e in shown.all("span", **{"class": "metric"})][:2] == ["valid/reward", "reward/mean"]
     (still,) = shown.all("details", data_still=None)
@@ -47,6 +47,14 @@ def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
     links = [link for item in shown.all("ul", **{"class": "highlights"}) for link in item.all("a")]
     assert [link.attributes["href"] for link in links] == ["#s40/g0/r0", "#s40/g0/r0.1", "#s40/g1/r0.1"]
     assert all(figure.all("path") or figure.all("circle") for figure in shown.all("figure"))
+
+
+def test_the_verdict_comes_first_and_leads_to_rollouts(run: Path, open_page: Callable[..., Any]) -> None:
+    (verdict,) = open_page(write_report(run)).html.all("section", data_verdict=None)
+    (problem, *_) = verdict.all("li", **{"class": "problem"})
+    assert problem.all("h3")[0].text == "wrong rollouts are masked by tool:python"
+    assert "the sandbox did not start" in problem.text and "Change: tools.python.timeout_s" in problem.text
+    assert problem.all("a")[0].attributes["href"] == "#s1/g0/r1"
 
 
 def test_a_link_to_a_rollout_shows_the_whole_tree_and_indents_forks_only(
@@ -207,7 +215,7 @@ def test_a_report_of_sft_has_no_page_of_tasks(tmp_path: Path, open_page: Callabl
     (tmp_path / "sft" / "manifest.json").write_text(json.dumps({"job": "sft", "resume_level": "A, exact"}))
     page = open_page(write_report(tmp_path / "sft"))
     shown = page.html.all("main")[0]
-    assert [e.text for e in shown.all("h2")] == ["In short", "SFT", "Run"]
+    assert [e.text for e in shown.all("h2")] == ["Verdict", "In short", "SFT", "Run"]
     assert page.html.all("header")[0].all("a") == []
     assert "group" not in shown.text and "SFT loss2.000 at step 10, 1.000 at step 20" in shown.text
     (folded,) = [e for e in shown.all("details") if "resume_level" in e.text and "open" not in e.attributes][:1]

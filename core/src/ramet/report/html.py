@@ -23,6 +23,7 @@ from ramet.report.data import ReportPhases, overview, stored_config, tokenizer_f
 from ramet.report.evaluation import find_evaluation
 from ramet.report.rollouts import collect_steps, safe_json
 from ramet.report.tree import find_splitter
+from ramet.report.verdict import verdict
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'
@@ -47,7 +48,7 @@ def write_report(run: Path, out: Path | None = None, phases: ReportPhases | None
     measured = run if phases is None or phases.evaluation is None else phases.evaluation
     evaluation = find_evaluation(measured, stored_config(measured))
     steps = collect_steps(run, evaluation, find_splitter(tokenizer_folders(run, config)), max_bytes=MAX_BYTES)
-    facts = overview(run, evaluation, phases, config, steps.counts)
+    facts = overview(run, evaluation, phases, config, steps.counts, verdict(run))
     text = page({**facts, "notes": steps.notes}, SCRIPTS, steps.scripts)
     _write(out, text, [run], elsewhere)
     return out

@@ -1,0 +1,31 @@
+"""The first lines of a report: what `ramet doctor RUN` finds, with the rollouts that show it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from ramet.doctor.diagnosis import diagnose
+from ramet.errors import ConfigError
+from ramet.report.data import Json, read_json
+
+
+def verdict(run: Path) -> list[Json] | None:
+    """Return the findings, the worst first; None where nothing can be examined, as of an evaluation."""
+    if (read_json(run / "manifest.json") or {}).get("job") == "eval":
+        return None
+    try:
+        found = diagnose(run)
+    except ConfigError:
+        return None
+    return [
+        {
+            "what": finding.what,
+            "severity": str(finding.severity),
+            "text": finding.text,
+            "fix": finding.fix,
+            "page": finding.page,
+            "rollouts": [asdict(place) for place in finding.rollouts],
+        }
+        for finding in found
+    ]
