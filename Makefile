@@ -13,7 +13,7 @@ LIGHT := core/tests plugins tests/test_layers.py tests/test_requirements.py test
 	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test test-real test-recipes wheels docs dev light lint fmt coverage clean help
+.PHONY: quickstart test test-real test-recipes wheels docs docs-test dev light lint fmt coverage clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ wheels: $(VENV)/.venv  ## build the wheels of all packages into dist/
 
 docs: $(VENV)/.docs  ## the site, built from docs/ and the code into site/ (open site/index.html), with strict links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+
+docs-test: $(VENV)/.dev  ## the documents' commands that take minutes; docs/docs_test.json records when they ran
+	$(BIN)/python scripts/docs/long_commands.py
 
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
 

@@ -32,6 +32,7 @@ HOMES = {site: path for path, site in OUTSIDE.items() if site != "index.md"}
 FENCE = re.compile(r"^( *)```[^\n]*\n.*?^\1``` *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s:]+)(\))")
 INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
+MARK = re.compile(r"^ *<!-- (?:run|docs-test|needs|pattern|output|before|file)\b.*-->\n", re.MULTILINE)  # see blocks.py
 REFERENCE = "<!-- The site has the generated reference here: `make docs`. -->"  # in docs/index.md
 PLAN = re.compile(r"^```plan [^\n]*$", re.MULTILINE)  # a memory plan that a test compares: its language is its command
 
@@ -70,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if uri == "index.md":
         markdown = markdown.replace(REFERENCE, reference.links())
     if not uri.startswith("reference/"):
-        markdown = _outside_fences(PLAN.sub("```text", markdown), lambda text: LINK.sub(rewritten, text))
+        markdown = _outside_fences(PLAN.sub("```text", MARK.sub("", markdown)), lambda text: LINK.sub(rewritten, text))
     if "\n::: " not in markdown:  # docstrings are in the HTML alone
         MARKDOWN[uri] = markdown
     return markdown
