@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
 from ramet.io.json_values import visible
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
         """What the user gave, options and positions in any order; None if it was `--help`, which is then answered."""
         self.add_argument("-h", "--help", action="store_true")
-        options = cast(argparse.Namespace, self.parse_intermixed_args(arguments))
+        options = self.parse_intermixed_args(arguments)
         if not options.help:
             return options
         say(self.format_help().rstrip("\n"))

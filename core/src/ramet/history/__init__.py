@@ -1,3 +1,3 @@
-"""What earlier runs left, read from their directories: a summary of each, their differences, what may be removed, and
+"""Earlier runs, read from their directories: a summary of each, their differences, what may be removed, and
 rows for notebooks.
 """

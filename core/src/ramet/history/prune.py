@@ -1,4 +1,4 @@
-"""What may be removed from run directories: old checkpoints of finished runs, and files of writers that were killed.
+"""Removal of old files from run directories: old checkpoints of finished runs, and files of writers that were killed.
 
 Never removed: anything of a run at work, the newest checkpoint that verifies and the best one, any checkpoint of a run
 that did not finish (a resume continues from it), one that does not verify, `model/`, `adapter/`, exports, results,
@@ -44,7 +44,7 @@ class Removable:
 
 def removable(root: Path) -> list[Removable]:
     """What may be removed from the runs in `root`; only reads. Every file of the checkpoints of finished runs is read,
-    to know which of them are whole. Raises `ConfigError` if there is no such folder.
+    to know which of them are intact. Raises `ConfigError` if there is no such folder.
     """
     return [item for run in run_folders(root) for item in removable_of(run)]
 
@@ -60,7 +60,7 @@ def removable_of(run: Path) -> list[Removable]:
 
 
 def remove(run: Path, listed: list[Removable]) -> list[Removable]:
-    """Remove those of the `listed` that may still be removed, under the run's lock, and return them.
+    """Remove the `listed` that may still be removed, under the run's lock, and return them.
 
     Raises `ConfigError` if the run has begun to work meanwhile. What cannot be removed is logged.
     """
@@ -103,7 +103,7 @@ def _of_idle(run: Path, *, finished: bool) -> Iterator[Removable]:
 
 
 def _old(folder: Path) -> list[CheckpointEntry]:
-    """Whole checkpoints before the newest whole one, without the best."""
+    """Intact checkpoints before the newest intact one, without the best."""
     entries = [entry for entry in list_checkpoints(folder) if not (folder / entry.name).is_symlink()]
     best = {entry.name for entry in entries if entry.best}
     if not entries:

@@ -1,7 +1,7 @@
-"""What runs recorded as rows: dicts of plain values, one table each, for notebooks.
+"""Recorded runs as rows: dicts of plain values, one table each, for notebooks.
 
 They are made of what `ramet.rollout.record` and `ramet.evaluate.files` read. A tool call and a segment is in one row,
-that of the rollout in which it happened: what a fork shares with its parent is in its parent's rows.
+the row of the rollout in which it happened: what a fork shares with its parent is in its parent's rows.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def segment_rows(step: int, rollout: Rollout) -> Iterator[Row]:
 
 def score_rows(results: Path) -> list[Row]:
     """The metrics of an evaluation: mean over tasks with its 95 % interval, pass@k, maj@k, counts. What `ramet judge`
-    wrote beside the results is a metric `judge-NAME`. Raises `ConfigError` if there are no results.
+    wrote next to the results is a metric `judge-NAME`. Raises `ConfigError` if there are no results.
     """
     file, body = load_results(results)
     return [

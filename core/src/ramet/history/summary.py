@@ -181,7 +181,7 @@ def _train(folder: Path, config: Mapping[str, Any], manifest: Manifest) -> Measu
 
 
 def _planned_steps(config: Mapping[str, Any], manifest: Manifest) -> int | None:
-    """`train.steps`, or one pass over the tasks that are played; None where that is not recorded."""
+    """`train.steps`, or one pass over the tasks that are run; None where that is not recorded."""
     train, data = config.get("train") or {}, manifest.data.get("train")
     if train.get("steps"):
         return int(train["steps"])

@@ -45,7 +45,7 @@ def difference_cells(trainings: Sequence[Training]) -> TextTable:
         difference, n = difference_of_last(first, training)
         rows.append([training.summary.name, _signed(difference), str(n)])
     return TextTable(
-        columns=("run", f"{first.result} - that of {first.summary.name}", "steps"),
+        columns=("run", f"{first.result} - {first.summary.name}", "steps"),
         rows=rows,
         title="difference",
         caption=f"paired by step, over the last steps that both have; * leaves 0 out; {ONE_RUN}",
@@ -53,7 +53,7 @@ def difference_cells(trainings: Sequence[Training]) -> TextTable:
 
 
 def validation_cells(trainings: Sequence[Training]) -> TextTable:
-    """Return a table of validations by step, without rows if there is none."""
+    """Return a table of validations by step, without rows if there are none."""
     steps = shown_steps(trainings, SHOWN_STEPS)
     curves = [dict(zip(*training.curves.valid, strict=True)) for training in trainings]
     rows = [[str(step), *(small(curve[step]) if step in curve else "-" for curve in curves)] for step in steps]

@@ -1,4 +1,4 @@
-"""Trainings beside each other: the reward or loss of their last steps, validation by step, time, and what was set
+"""Trainings side by side: the reward or loss of their last steps, validation by step, time, and what was set
 differently.
 
 A step is the unit of intervals: the means of a training's steps, or the differences of two trainings in the steps that
@@ -27,7 +27,7 @@ from ramet.runs.resume import ABSENT, RunState, config_differences
 
 PLACES = ("run.name", "run.root", "run.out", "run.private")  # say where a run is, not what it does
 MAPS = ("tools", "rewards")
-PACKAGES = ("torch", "transformers")  # whose versions are compared; those of Ramet are its plugins'
+PACKAGES = ("torch", "transformers")  # whose versions are compared; Ramet's are its plugins'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def difference_of_last(before: Training, after: Training) -> tuple[Estimate, int
 
 def training_differences(before: Training, after: Training) -> list[SettingDifference]:
     """List what was set differently, and in what the recorded data, model, plugins, versions and host differ. Of a
-    component that only one of them has, the name alone is listed.
+    component that only one of them has, only the name is listed.
     """
     pairs = [*_key_differences(before.config, after.config), *_recorded(before.manifest, after.manifest)]
     pairs.append(("host", before.hosts, after.hosts))
@@ -164,7 +164,7 @@ def _length(attempt: Attempt) -> float | None:
 
 
 def shown_steps(trainings: Sequence[Training], most: int) -> list[int]:
-    """Steps at which a validation is shown: those of any training, at most `most`, evenly spaced, the last included."""
+    """Steps at which a validation is shown: steps of any training, at most `most`, evenly spaced, the last included."""
     steps = sorted({int(step) for training in trainings for step in training.curves.valid[0]})
     if len(steps) <= most:
         return steps

@@ -1,7 +1,7 @@
 """How many bytes of disk a training's checkpoints and its model take, before anything is written.
 
-A checkpoint holds what is trained, and AdamW's two moments of it, in float32: 12 bytes a parameter, of LoRA those of
-the adapter; and the same of the critic, if there is one. DeepSpeed keeps the weights of its passes beside these.
+A checkpoint holds what is trained, and AdamW's two moments of it, in float32: 12 bytes a parameter, of LoRA the parameters of
+the adapter; and the same of the critic, if there is one. DeepSpeed keeps the weights of its passes in addition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DiskPlan:
 
     @property
     def need(self) -> int:
-        """Bytes when most is there: a checkpoint is whole before the oldest is deleted."""
+        """Bytes when most is there: a checkpoint is complete before the oldest is deleted."""
         return self.checkpoint * (self.kept + bool(self.kept)) + self.model
 
     def __str__(self) -> str:

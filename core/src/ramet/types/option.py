@@ -29,7 +29,7 @@ class Resume(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """The allowed values of a key. `above` and `below` exclude their bounds. None is always allowed, NaN in no range."""
+    """The allowed values of a key. `above` and `below` exclude their bounds. None is always allowed, NaN never."""
 
     minimum: float | None = None
     above: float | None = None

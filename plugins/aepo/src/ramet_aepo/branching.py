@@ -125,7 +125,7 @@ class Aepo:
     def _reason(
         self, turn: int, rollout: RolloutView, group: GroupView, forks: Sequence[Fork], rng: Random
     ) -> Mapping[str, float]:
-        """Return the numbers that decide for a fork; empty if there is none."""
+        """Return the numbers that decide for a fork; empty if none does."""
         config, window = self.config, self.config.window
         now, before = rollout.turns[turn].entropies, group.rollout(rollout.root).turns[0].entropies
         change = entropy_change(now[:window], before[:window], config.normalizer, group.vocab_size)

@@ -76,7 +76,7 @@ class Arpo:
         return [Fork(rollout=event.rollout, turn=event.turn, n=n, reason=reason)] if reason else []
 
     def _reason(self, event: FirstTokens, group: GroupView, rng: Random) -> Mapping[str, float]:
-        """Return the numbers that decide for a fork; empty if there is none."""
+        """Return the numbers that decide for a fork; empty if none does."""
         config, window = self.config, self.config.window
         root = group.rollout(group.rollout(event.rollout).root)
         before = root.turns[0].entropies[: len(event.entropies)]
