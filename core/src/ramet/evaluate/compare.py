@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from ramet.errors import ConfigError
 from ramet.evaluate.statistics import CONFIDENCE, over_tasks
 
@@ -138,6 +136,8 @@ def interval(differences: Sequence[float]) -> tuple[float | None, float | None]:
 
 def bootstrap(values: Sequence[float], *, seed: int = 1) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of one value per task."""
+    import numpy as np  # here alone: reports are written without it
+
     n = len(values)
     rng, array = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
     at_once = max(1, DRAWS // n)
