@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDING = ROOT / "core/src/ramet/demo/quickstart_smollm2"
 OUT = ROOT / "docs/pictures/report_tree.png"
 GROUP = "#s4/g0"  # a fork after which the rollout goes wrong, where its parent goes right
-SIZE = "1000,850"
+SIZE = "1000,940"
 MAX_BYTES = 150_000
 
 
