@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 
 from ramet.doctor.diagnosis import diagnose
 from ramet.errors import ConfigError
 from ramet.report.data import Json, read_json
+
+logger = logging.getLogger(__name__)
 
 
 def verdict(run: Path) -> list[Json] | None:
@@ -17,6 +20,9 @@ def verdict(run: Path) -> list[Json] | None:
     try:
         found = diagnose(run)
     except ConfigError:
+        return None
+    except Exception as error:  # a mistake in a check costs the verdict, not the report
+        logger.warning("report: the run could not be diagnosed, so there is no verdict: %r", error)
         return None
     return [
         {
