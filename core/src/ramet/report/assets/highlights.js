@@ -14,10 +14,11 @@ function worthReading(groups) {
   pick((one) => [Number(Math.abs(one.surprise).toFixed(6)), one.surprise < 0 ? one.confidence : -one.confidence, one.group.step]);
   const [best, worst, surprising] = taken;
   const score = scoreName(best.group);
+  const newest = best.group.kind === "eval" ? "" : "the newest, then ";
   if (!worst || best.reward === worst.reward) return shown("A rollout worth reading", highlight("One of all", best, `all have the same ${score}`));
   return shown("Rollouts worth reading",
-    highlight("Best", best, `the highest ${score}; of equal ones the newest, then the one with most tool calls`),
-    highlight("Worst", worst, `the lowest ${score}; of equal ones the newest, then the one that the policy was most sure of`),
+    highlight("Best", best, `the highest ${score}; of equal ones ${newest}the one with most tool calls`),
+    highlight("Worst", worst, `the lowest ${score}; of equal ones ${newest}the one that the policy was most sure of`),
     surprising && surprising.surprise ? highlight("Most surprising", surprising, surpriseText(surprising, score)) : null);
 }
 
