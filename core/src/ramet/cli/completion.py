@@ -20,7 +20,7 @@ WORDS = "--words"  # then the words after `ramet` up to the cursor, the last one
 JOB_OF = {"train": "train", "sft": "sft", "eval": "eval", "play": "play", "config": "train", "check-logprobs": "train",
           "data": "data", "tool": "tool", "doctor": "doctor"}  # fmt: skip
 TAKES_SEVERAL = "report"
-TAKES_RUN = (TAKES_SEVERAL, "checkpoints", "export")
+TAKES_RUN = (TAKES_SEVERAL, "checkpoints", "export", "doctor")
 BASH = r"""# ramet in bash: source <(ramet completion bash)
 _ramet() {
     local line="${COMP_LINE:0:COMP_POINT}" current quoted=""

@@ -85,17 +85,15 @@ RANK = {Severity.PROBLEM: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.OK:
 def diagnose(run: Path | str, *, most: int | None = MOST) -> list[Finding]:
     """Return what is wrong with a run, the worst first, `most` of them (None: all, also those that others explain).
 
-    A cause comes before what it explains and counts as much, even if it is only a warning by itself.
-
-    An empty list means that nothing was found. Raises `ConfigError` for a folder without anything to examine.
+    A cause comes before what it explains and counts as much, even if it is only a warning by itself. An empty list
+    means that nothing was found. Raises `ConfigError` for a folder without anything to examine.
     """
-    found = list(_all_findings(read_stored_run(Path(run))))
+    found = [_hidden(finding) for finding in _all_findings(read_stored_run(Path(run)))]
     if most is None:
         return sorted(found, key=lambda finding: RANK[finding.severity])
     left = [finding for finding in found if not _is_explained(finding, found)]
-    return sorted(left, key=lambda finding: min(RANK[f.severity] for f in (finding, *_explained_by(finding, left))))[
-        :most
-    ]
+    worst = {id(cause): min(RANK[f.severity] for f in (cause, *_explained_by(cause, left))) for cause in left}
+    return sorted(left, key=lambda finding: worst[id(finding)])[:most]
 
 
 @contextmanager
@@ -126,7 +124,7 @@ def _all_findings(run: StoredRun) -> Iterator[Finding]:
     for check in CHECKS:
         yield from check(run)
     for entry in extensions.extensions(extensions.DIAGNOSES):
-        yield from map(_hidden, _of_plugin(entry, run))
+        yield from _of_plugin(entry, run)
 
 
 def _is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
@@ -152,6 +150,7 @@ def _of_plugin(entry: extensions.ExtensionEntry, run: StoredRun) -> list[Finding
 
 
 def _hidden(finding: Finding) -> Finding:
+    """Hide keys: a text quotes what tools and models wrote."""
     return Finding(
         what=finding.what,
         severity=finding.severity,

@@ -11,10 +11,10 @@ from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 def sure(run: StoredRun) -> Iterator[Finding]:
     """The rollouts of a group are copies of each other: from the first step, or later."""
-    steps = sorted({group.step for group in groups_of(run)})
-    if not steps:
+    groups = [group for group in run.groups if group.kind == "step" and _roots(group) > 1]
+    if not groups:
         return
-    first, last = ([g for g in groups_of(run) if g.step == step and _roots(g) > 1] for step in (steps[0], steps[-1]))
+    first, last = ([g for g in groups if g.step == end.step] for end in (groups[0], groups[-1]))
     at_first, at_last = _copied(first), _copied(last)
     level = severity(at_first, t.COPIES_LOOK, t.COPIES_WRONG)
     if level is not None and len(first) >= t.FEWEST_GROUPS // 2:

@@ -29,6 +29,7 @@ from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 MARKUP = re.compile(r"</?answer>|<\|[^|<>]*\|>|</s>")
 BOX = re.compile(r"\\boxed\{(.*)\}|\\text\{(.*)\}")
+PENALTIES = frozenset({"length", "overlong", "tool_cost", "repetition"})  # 0 where there is nothing to punish
 TAIL = 80  # characters of the last turn in which an answer that was not read is looked for
 
 
@@ -156,7 +157,8 @@ def dead_part(run: StoredRun) -> Iterator[Finding]:
     names = sorted({name for one in seen for name in one.score.parts if "/" not in name})
     for name in names:
         values = [one.score.parts[name] for one in seen if name in one.score.parts]
-        if len(names) < 2 or len(values) < t.FEWEST_ROLLOUTS or any(values):
+        is_penalty = (run.option(f"rewards.{name}.use") or name) in PENALTIES
+        if len(names) < 2 or is_penalty or len(values) < t.FEWEST_ROLLOUTS or any(values):
             continue
         combined = run.option(f"rewards.{name}.combine", "add")
         yield finding(

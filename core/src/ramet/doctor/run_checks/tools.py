@@ -63,10 +63,10 @@ def tool_fails(run: StoredRun) -> Iterator[Finding]:
 
 def _same_result(calls: list[tuple[Seen, ToolRecord]]) -> list[tuple[Seen, ToolRecord]]:
     """The calls that got the most frequent text, if that is the text of most, whatever they ask."""
-    text, times = Counter(call.text for _, call in calls).most_common(1)[0]
-    same = [(one, call) for one, call in calls if call.text == text]
+    text, _ = Counter(call.text for _, call in calls).most_common(1)[0]
+    same = [(one, call) for one, call in calls if call.text == text and not call.truncated]
     asked = {str(call.arguments) for _, call in same}
-    return same if times >= t.SAME_RESULT * len(calls) and len(asked) >= t.SAME_RESULT_ARGUMENTS else []
+    return same if len(same) >= t.SAME_RESULT * len(calls) and len(asked) >= t.SAME_RESULT_ARGUMENTS else []
 
 
 def tool_cut(run: StoredRun) -> Iterator[Finding]:
