@@ -73,7 +73,7 @@ def played(index: int, gold: str, **change: Any) -> ScoredRollout:
     }
     asked, answer = f"<search>name {index}</search>", values["answer"]
     call = ToolRecord(
-        turn=0, name="search", arguments={"query": "name"}, status=values["call"] or CallStatus.OK,
+        turn=0, name="search", arguments={"query": values.get("query", "name")}, status=values["call"] or CallStatus.OK,
         text=values["result"], wait_s=0.0, run_s=0.1, attempts=1, truncated=values["cut"],
     )  # fmt: skip
     said = values.get("said", f"<answer>{answer}</answer>" if answer else "")
@@ -123,15 +123,18 @@ def write_run(
     for step in range(1, STEPS + 1):
         values = {"reward/roots_mean": 0.4 + 0.02 * (step % 2), **HEALTHY, **metrics}
         tracker.log(step, {k: v[step - 1] if isinstance(v, Sequence) else v for k, v in values.items()})
-        groups = [
-            ScoredGroup(
-                task=(rollouts := tuple(played(i, f"gold{g}", **change) for i in range(SIZE)))[0].rollout.task,
-                rollouts=rollouts,
-            )
-            for g in range(GROUPS)
-        ]
+        groups = [scored_group(step, group, change) for group in range(GROUPS)]
         write_records(folder / f"rollouts/step_{step:06}.jsonl.gz", (GroupRecord(step=step, group=g) for g in groups))
     return folder
+
+
+def scored_group(step: int, group: int, change: Mapping[str, Any]) -> ScoredGroup:
+    """A group. A function in `change` is given step, group and the rollout's index."""
+    rollouts = tuple(
+        played(i, f"gold{group}", **{k: v(step, group, i) if callable(v) else v for k, v in change.items()})
+        for i in range(SIZE)
+    )
+    return ScoredGroup(task=rollouts[0].rollout.task, rollouts=rollouts)
 
 
 RISING = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
@@ -174,11 +177,38 @@ FAULTS: dict[str, dict[str, Any]] = {
     "slow-tools": {"metrics": {"time/step_s": 9.0}, "change": {"stats": {"seconds": 2.0, "tool_s": 1.5}}},
     "slow-judge": {"metrics": {"time/step_s": 9.0, "time/rollout_s": 8.0, "rollout/seconds": 1.0}},
 }
+OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("tool-fails", {"change": {"result": "Error: 502"}}),
+    ("tool-fails", {"change": {"result": "no results", "query": lambda step, group, i: f"name {group} {i}"}}),
+    ("other-form", {"change": {"said": "<final>gold</final>", "answer": None}}),
+    ("no-format", {"metrics": {"rollout/entropy": 5.0}, "change": {"said": "<think>\x07", "answer": None}}),
+    ("misjudged", {"change": {"answer": lambda step, group, i: f"\\boxed{{gold{group}}}", "reward": 0.0}}),
+    (
+        "collapsed",
+        {"change": {"call": None, "said": lambda step, group, i: f"<answer>{0 if step == STEPS else i}</answer>"}},
+    ),
+    (
+        "one-source",
+        {
+            "change": {
+                "source": lambda step, group, i: "odd" if group % 2 else "even",
+                "answer": lambda step, group, i: "wrong" if group % 2 or i else f"gold{group}",
+            }
+        },
+    ),
+    (
+        "stragglers",
+        {
+            "metrics": {"time/step_s": 9.0},
+            "change": {"stats": lambda step, group, i: {"seconds": 0.3 if group else 8.0}},
+        },
+    ),
+]
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_first(name: str, tmp_path: Path) -> None:
-    findings = diagnose(write_run(tmp_path, **FAULTS[name]))
+@pytest.mark.parametrize(("name", "run"), [*FAULTS.items(), *OTHER_FORMS])
+def test_a_fault_is_named_first(name: str, run: dict[str, Any], tmp_path: Path) -> None:
+    findings = diagnose(write_run(tmp_path, **run))
 
     assert findings[0].name == name, [finding.name for finding in findings]
     assert findings[0].fix and findings[0].page == f"docs/doctor.md#{name}"
