@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ramet.doctor.job import Examined
 
 
-
 def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="ramet doctor",
