@@ -96,6 +96,11 @@ FAULTS = (
         expects=("clip-inert", "update-large"),
         keys=("policy.lr=3e-3", "policy_loss.params.clip_low=0.99", "policy_loss.params.clip_high=1000"),
     ),
+    Planted(
+        name="clip_too_wide",
+        expects=("clip-inert",),
+        keys=("policy_loss.params.clip_low=0.99", "policy_loss.params.clip_high=1000"),
+    ),
     Planted(name="engine_of_low_precision", expects=("engine-gap",), engine_noise=2.0),
     Planted(name="engine_of_lower_precision", expects=("engine-gap",), engine_noise=1.0),
     Planted(name="no_forks_threshold", expects=("no-forks",), keys=("branch_policy.params.tau=5",)),

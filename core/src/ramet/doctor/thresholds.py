@@ -57,6 +57,8 @@ SKIPPED_LOOK, SKIPPED_WRONG = 0.05, 0.5  # of optimiser steps
 GAP_LOOK, GAP_WRONG = 0.05, 0.2  # nats, engine to trainer; bfloat16 gives 0.005 to 0.02
 GAP_OF_ENTROPY, GAP_LEAST = 0.3, 0.02  # of the entropy, from so many nats on: a sure policy has small gaps
 FREE_RATIO = 2.0  # the 99th percentile or maximum of the ratio at which a clip that never acts is inert
+WIDE_LOW, WIDE_HIGH = 0.8, 2.0  # of `ppo_clip`: ratios of 0.2 to 3 pass; published are up to 0.4
+CLIPS_NOTHING = 0.0005  # of tokens, largest of a step
 
 # Explosion and collapse: the last third of the steps against the first step.
 ENTROPY_TIMES, ENTROPY_MORE_LOOK, ENTROPY_MORE_WRONG = 2.0, 0.3, 1.0  # nats more, and so many times as much

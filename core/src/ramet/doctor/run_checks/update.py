@@ -123,16 +123,19 @@ def engine_gap(run: StoredRun) -> Iterator[Finding]:
 
 
 def clip_inert(run: StoredRun) -> Iterator[Finding]:
-    """Ratios go far and the clip never acts."""
+    """No token is ever clipped, although ratios go far or the range is too wide to act."""
     clipped, ratio = run.values("train/clip_fraction"), run.values("train/ratio_p99")
-    if clipped and max(clipped) == 0.0 and ratio and max(ratio) >= t.FREE_RATIO:
+    params = run.option("policy_loss.params", {})
+    low, high = (float(params.get(name) or 0.0) for name in ("clip_low", "clip_high"))
+    wide = run.option("policy_loss.name") == "ppo_clip" and (low >= t.WIDE_LOW or high >= t.WIDE_HIGH)
+    if clipped and max(clipped) <= t.CLIPS_NOTHING and ratio and (wide or max(ratio) >= t.FREE_RATIO):
         yield finding(
             "clip-inert",
             Severity.WARNING,
             "the clip never acts",
-            f"the 99th percentile of the ratio reaches {max(ratio):.3g}, and no token is clipped; policy_loss.params: "
-            f"{run.option('policy_loss.params')}",
-            "policy_loss.params.clip_low, clip_high (0.2 is usual)",
+            f"at most {percent(max(clipped))} of the tokens of a step are clipped, the 99th percentile of the ratio "
+            f"reaches {max(ratio):.3g}, and policy_loss.params has clip_low={low:g}, clip_high={high:g}",
+            "policy_loss.params.clip_low and clip_high (0.2 is usual, 0.28 for clip_high in DAPO)",
         )
 
 
