@@ -263,6 +263,16 @@ def test_every_finding_has_its_paragraph_in_the_page() -> None:
     assert len(headings) >= len(CHECKS)
 
 
+def test_the_check_in_the_page_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    run = write_run(tmp_path, {"tool/weather/shared": 19.0, "tool/weather/calls": 20.0})
+
+    (finding,) = names["check"](stored_run.read_stored_run(run))
+    assert finding.text == "114 of 120 calls were answered by others"
+
+
 def test_a_broken_record_is_left_out_and_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run" if (tmp_path / "run").mkdir() is None else tmp_path, **FAULTS["tool-fails"])
     (run / "rollouts/step_000001.jsonl.gz").write_bytes(b"not gzip")
