@@ -56,7 +56,7 @@ async def first_error() -> AsyncIterator[None]:
         yield
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
-    if first is not None:  # raised outside of the handler, whose group would replace what it was raised in
+    if first is not None:  # raised outside of the handler, whose group would replace the first error
         try:
             raise first
         finally:

@@ -382,7 +382,7 @@ def _broken_off(name: HubName, error: Exception) -> InfraError:
 
 
 def _unreachable(name: HubName, error: Exception, *, partial: bool = False) -> ConfigError:
-    """Return what is missing here, and how to reach the hub."""
+    """Return a message about the missing files, and how to reach the hub."""
     from huggingface_hub import constants
 
     reason = f": {_line(error.__cause__)}" if error.__cause__ is not None else ""

@@ -5,7 +5,7 @@ There are two ways, depending on whose code runs in the child:
 * Code of Ramet runs in the child, or in a child of that child: start it with `ownership()` in its environment, and
   call `end_with_owner()` in it. `end_by_parent_alone()` keeps it from ending before.
 * Only foreign code runs in them (all that a library starts): start them inside `ProcessReaper.tagging`, or with its
-  `tag` in their environment. A helper process waits for the end of this one and kills what is left of them.
+  `tag` in their environment. A helper process waits for the end of this one and kills the remaining ones.
 
 Both need Linux for all that they can do; elsewhere `end_with_owner` looks twice a second, and a reaper finds nothing.
 
@@ -175,7 +175,7 @@ class ProcessReaper:
 
     @contextlib.contextmanager
     def tagging(self) -> Iterator[None]:
-        """Tag what is started inside as this reaper's. Changes this process's environment meanwhile."""
+        """Tag processes that are started inside as this reaper's. Changes this process's environment meanwhile."""
         os.environ.update(self.tag())
         try:
             yield
@@ -189,7 +189,7 @@ class ProcessReaper:
         self._process.stdin.flush()
 
     def reap(self) -> None:
-        """Kill at once what is left, and end the helper process. Returns when all are gone."""
+        """Kill the remaining processes at once, and end the helper process. Returns when all are gone."""
         self._process.communicate(b"\n")
 
 

@@ -1,6 +1,6 @@
 """The gap between engine and trainer: mu, which sampled, is not pi_old, even with the same weights.
 
-With rho = pi_old / mu, each token's policy loss is weighed, without a gradient, by the product of what is chosen:
+With rho = pi_old / mu, each token's policy loss is weighed, without a gradient, by the product of the chosen factors:
 
 * `tis_cap`: min(rho_t, cap), truncated importance sampling (Yao et al., "Your efficient RL framework secretly brings
   you off-policy RL training", 2025; the cap is IMPALA's, arXiv 1802.01561); with `tis_level=sequence`

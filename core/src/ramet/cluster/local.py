@@ -65,7 +65,7 @@ class LocalRollouts:
         self.engine = build_engine(config, encoder)
         self.version = self.engine.policy_version  # of the weights that the engine was given last
         self._toolbox = tools
-        self._kept: list[Counts] = []  # for `metrics`, from before what it leaves out
+        self._kept: list[Counts] = []  # for `metrics`, from before uncounted work
         self._counted_at = time.monotonic()
         self.worker = RolloutWorker(
             engine=self.engine,
@@ -205,7 +205,7 @@ class LocalBackend:
         expected: Mapping[str, Schemas] | None = None,
     ) -> LocalBackend:
         policy = LocalRanks(spec, critic)
-        await policy.call(PolicyRank.rest)  # an engine in another process takes what is free
+        await policy.call(PolicyRank.rest)  # an engine in another process takes the free memory
         rollouts = await LocalRollouts.open(
             config,
             build_encoder(config),

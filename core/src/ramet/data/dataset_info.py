@@ -119,7 +119,7 @@ class _Entry:
         )
 
     def files(self) -> tuple[list[Path], list[str]]:
-        """Return the files here, and what is wrong with them. As in LLaMA-Factory, a folder stands for its files."""
+        """Return the files here, and their problems. As in LLaMA-Factory, a folder stands for its files."""
         place = str(self.place)
         return find_files([f"{glob.escape(place)}/*" if os.path.isdir(place) else place])
 

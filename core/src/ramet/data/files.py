@@ -23,7 +23,7 @@ HUB_SET = re.compile(r"[\w.-]+/[\w.-]+(@[^:]+)?(:[^*]*)?")  # OWNER/NAME, perhap
 
 
 def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The files that paths and glob patterns name, sorted within a pattern, and what is wrong with them."""
+    """The files that paths and glob patterns name, sorted within a pattern, and their problems."""
     files: list[Path] = []
     problems: list[str] = []
     for pattern in patterns:

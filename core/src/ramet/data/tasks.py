@@ -191,7 +191,7 @@ def _collect_benchmarks(
     collected: _Collected,
     check: CheckTask | None,
 ) -> list[str]:
-    """Add the tasks of benchmarks, and what `check` finds as bad rows. Returns what is wrong with benchmarks."""
+    """Add the tasks of benchmarks, and the findings of `check` as bad rows. Returns problems of benchmarks."""
     problems = []
     for source in sources:
         n_left = None if limit is None else limit - len(collected.tasks)

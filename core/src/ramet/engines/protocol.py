@@ -113,7 +113,7 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request now; its `generate` returns what was sampled, with `FinishReason.ABORT`. Unknown ids pass."""
+        """End a request now; its `generate` returns its tokens so far, with `FinishReason.ABORT`. Unknown ids pass."""
         ...
 
     def release(self, cache_keys: Sequence[str]) -> None:

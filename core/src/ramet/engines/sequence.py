@@ -73,7 +73,7 @@ class RunningSequence:
     top_logprobs: list[tuple[float, ...]] = field(default_factory=list)  # at the first k tokens, if they are wanted
     reported: bool = False  # the first k tokens
     prompt: Tokens = field(init=False)
-    context: Tokens = field(init=False)  # the prompt and what was sampled before the last cut
+    context: Tokens = field(init=False)  # the prompt and the tokens sampled before the last cut
     stop_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:

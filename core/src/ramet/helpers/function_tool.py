@@ -122,7 +122,7 @@ def _is_outage(error: BaseException, seen: frozenset[int]) -> bool:
 
 
 def _is_network_outage(error: BaseException, seen: frozenset[int]) -> bool:
-    """Whether an exception of a client is more than a refusal of what it was asked for."""
+    """Whether an exception of a client is more than a refusal of its request."""
     holders = (error, getattr(error, "response", None))
     codes = [getattr(holder, name, None) for holder in holders for name in ("code", "status", "status_code")]
     status = next((code for code in codes if isinstance(code, int)), None)
@@ -137,9 +137,9 @@ def _is_network_outage(error: BaseException, seen: frozenset[int]) -> bool:
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` in a separate thread and wait for it, so that the event loop continues. Raises its exceptions.
 
-    A thread cannot be ended: when the call is cancelled (a time-out, a deadline), it is not waited for any more and
-    what it returns is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and
-    the end of the run. Context variables are the caller's.
+    A thread cannot be ended: when the call is cancelled (a time-out, a deadline), it is not waited for any more and its
+    result is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and the end
+    of the run. Context variables are the caller's.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

@@ -217,7 +217,7 @@ class _Process:
         self._process.wait()
 
     def kill(self) -> None:
-        """The process, and what it has started itself."""
+        """The process, and the processes that it has started."""
         if self._process.returncode is None:  # otherwise its id may be another process's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -265,7 +265,7 @@ class Caller:
             yield json.loads(line)
 
     def end_with(self) -> None:
-        """Kill this process, and what it has started, as soon as the other end is closed, however that
+        """Kill this process, and the processes that it has started, as soon as the other end is closed, however that
         happened, also in the middle of its work.
         """
         hung_up = select.poll()

@@ -51,7 +51,7 @@ def open_atomic(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        with contextlib.suppress(OSError):  # what was raised says more, such as that the folder cannot be written
+        with contextlib.suppress(OSError):  # the first error says more, such as that the folder cannot be written
             temporary.unlink(missing_ok=True)
 
 
@@ -100,7 +100,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def finish_removals(parent: Path, names: re.Pattern[str]) -> list[Path]:
-    """Delete what is left of folders in `parent` that `remove_folder` had begun to delete, and return their paths.
+    """Delete the rests of folders in `parent` that `remove_folder` had begun to delete, and return their paths.
 
     `names` are those that they had, so that only folders of the caller's own kind are touched. No link is followed.
     """

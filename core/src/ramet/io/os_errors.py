@@ -1,4 +1,4 @@
-"""Errors of the operating system as one line: which path, what was wrong with it, and what helps.
+"""Errors of the operating system as one line: the path, the problem, and a remedy.
 
 The system names the file that it cannot open, and none when a write fails; `naming` adds that path where it is known.
 Libraries that write files in C++ or Rust raise their own errors for a full disk; `naming` makes an `OSError` of it.

@@ -19,7 +19,7 @@ _by_step: set[str] = set()
 def warn(
     logger: logging.Logger, kind: str, message: str, *arguments: object, by_step: bool = False, trace: bool = False
 ) -> None:
-    """Log a warning that may come again. `kind` says in the summary what it was: "rewards are equal".
+    """Log a warning that may come again. `kind` names it in the summary: "rewards are equal".
 
     `by_step`: it comes at most once in a step. `trace`: with the traceback of the current exception.
     """

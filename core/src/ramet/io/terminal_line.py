@@ -52,7 +52,7 @@ class TerminalLine:
             yield
         finally:
             self.erase()
-            self._lost = True  # what is drawn later is dropped
+            self._lost = True  # later lines are dropped
             if sys.stdout is ours[0]:
                 sys.stdout = before[0]
             if sys.stderr is ours[1]:

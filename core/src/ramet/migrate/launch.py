@@ -83,7 +83,7 @@ def _about(commands: Sequence[ShellCommand], launches: Sequence[int], first: int
     if len(launches) > 1:
         yield f"{len(launches)} launches are in the script, and one was read"
     if commands[first].live is None:
-        yield "whether the launch runs depends on what is known only when the script runs"
+        yield "whether the launch runs depends on values that are known only when the script runs"
     if commands[first].live is False:
         yield "the launch does not run with the values that the script sets"
     if commands[first].repeated:

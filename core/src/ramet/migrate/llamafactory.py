@@ -70,7 +70,7 @@ def _lora(made: Translation) -> None:
 
 
 def _held_out(made: Translation, folder: Path) -> None:
-    """Set what is held out, and when its loss is measured."""
+    """Set the held-out data, and when their loss is measured."""
     share, steps = made.fraction("val_size"), "eval_steps"
     if made.get("eval_dataset"):
         _data(made, folder, "eval_dataset", "sft.valid")

@@ -1,4 +1,4 @@
-"""The recipe of a translation: a file of Hydra with what is chosen, what is set, and what became of all other keys."""
+"""The recipe of a translation: a file of Hydra with the choices, the values, and the fate of all other keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recipe_text(made: Translation, origin: str) -> str:
 
 
 def report(made: Translation, path: Path) -> str:
-    """Say what was translated, what was not and why, and how the recipe in `path` is tried."""
+    """List translated and other keys with the reasons, and how the recipe in `path` is tried."""
     counts = {
         fate: len({note.key for note in made.notes if note.fate is fate and (note.given or fate is Fate.OPEN)})
         for fate in Fate
@@ -68,7 +68,7 @@ def report(made: Translation, path: Path) -> str:
 
 
 def report_lines(made: Translation) -> Iterator[str]:
-    """Say what is to decide, what is different, and what is left out and why."""
+    """List the keys to decide, the different ones, and the omitted ones with the reasons."""
     for fate, heading in HEADINGS.items():
         lines = dict.fromkeys(f"  {_written(note)}: {note.why}" for note in made.notes if note.fate is fate)
         if fate is Fate.LEFT:
@@ -128,7 +128,7 @@ def _literal(value: Any) -> Any:
 
 
 def _needs(made: Translation) -> list[str]:
-    """Return what the recipe needs installed: the core's extras, and the packages of what it chooses."""
+    """Return the requirements of the recipe: the core's extras, and the packages of its components."""
     chosen = [*made.choices.values(), *made.values.get("trackers", [])]
     values = made.values
     needed = {

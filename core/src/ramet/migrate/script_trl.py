@@ -96,7 +96,7 @@ class _TrlReader:
         """Add what this call was given, and what its result was given afterwards."""
         given = dict(zip(POSITIONS[_name(call.func)], call.args, strict=False))
         for node in call.args[len(given) :]:
-            self.script.remark(f"`{ast.unparse(node)[:80]}` is not read: its place says what it is")
+            self.script.remark(f"`{ast.unparse(node)[:80]}` is not read: only its place tells its meaning")
         for keyword in call.keywords:
             if keyword.arg is not None:
                 given[keyword.arg] = keyword.value
@@ -120,7 +120,7 @@ class _TrlReader:
                 self.script.unread[key] = f"`{text}` is known only when the script runs"
 
     def _keywords(self, node: ast.expr) -> dict[str, ast.expr] | None:
-        """Return the keywords of `**{…}` and `**dict(…)`; None for what is not written out."""
+        """Return the keywords of `**{…}` and `**dict(…)`; None for values that are not written out."""
         node = self._expression(node)
         if isinstance(node, ast.Dict):
             names = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
@@ -208,7 +208,7 @@ class _TrlReader:
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what is assigned to, with its value."""
+    """Yield the targets of assignments with their values."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             yield from ((target, node.value) for target in node.targets)

@@ -61,7 +61,7 @@ class _Block:
     subject: str = ""  # of a `case`
     patterns: list[str] = field(default_factory=list)  # of a branch of a `case`, until the `)`
     repeated: bool = False
-    assigned: set[str] = field(default_factory=set)  # in what is repeated
+    assigned: set[str] = field(default_factory=set)  # in a loop
 
 
 def read_script(text: str, path: Path) -> Script:
@@ -205,7 +205,10 @@ class _ShellReader(ShellValues):
             self.commands.append(ShellCommand(expanded, live, any(block.repeated for block in self.blocks)))
 
     def _reached(self, words: Sequence[str], joined_by: str) -> bool | None:
-        """Whether a command runs after what it is joined to. A program is taken to succeed, but decides no value."""
+        """Whether a command runs after the one that it is joined to.
+
+        A program is taken to succeed, but decides no value.
+        """
         if self.guessed and joined_by and (words[0] in DECLARATIONS or ASSIGNMENT.fullmatch(words[0])):
             return None
         return {"": True, "&&": self.status, "||": _not(self.status)}[joined_by]
@@ -297,7 +300,7 @@ class _ShellReader(ShellValues):
         return "\n".join(lines) if is_known else UNKNOWN
 
     def _child(self, read: Callable[[], bool], exported: set[str]) -> bool:
-        """Read what another shell runs: it gets what is exported, and gives nothing back."""
+        """Read the commands of another shell: it gets exported variables, and gives nothing back."""
         before, folder = self.variables, self.folder
         self.variables = {name: values for name, values in before.items() if name in exported}
         is_read = read()
@@ -397,7 +400,7 @@ def _assignments(words: list[str]) -> tuple[list[Assignment], list[str]]:
 
 
 def _changed(words: Sequence[str]) -> list[str]:
-    """Return the variables that a command sets to what is not known here."""
+    """Return the variables that a command sets to unknown values."""
     if words[0] in READERS:
         return [word for word in words[1:] if word.isidentifier()]
     return CHANGED.findall(" ".join(words)) if words[0] == "let" or tuple(words[:2]) == ("(", "(") else []

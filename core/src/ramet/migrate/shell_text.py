@@ -24,7 +24,7 @@ class Expansion:
     """A text that a shell replaces by a value."""
 
     kind: str  # parameter, arithmetic, command; nothing: an empty text
-    text: str  # what is inside
+    text: str  # its content
     quoted: bool
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from ramet.migrate.shell_text import NAME, Expansion, ShellText, Statement, unquoted
 
-UNKNOWN = "\uf8ff"  # stands in a word for what is known only when the script runs
+UNKNOWN = "\uf8ff"  # stands in a word for a value that is known only when the script runs
 INDEX = re.compile(r"\[([^\]]*)\]")
 FROM_HERE = ("HOME", "USER")
 USUAL = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # scripts add to them, and no launch reads them

@@ -124,7 +124,7 @@ class Translation:
             raise ConfigError(f"{self.full(key)}={shown(value)}: expected a number") from error
 
     def set(self, ours: str, value: Any, *keys: str, why: str = "") -> None:
-        """Set a key of Ramet from these keys. `why` says what is different; without it they mean the same."""
+        """Set a key of Ramet from these keys. `why` names the difference; without it they mean the same."""
         self.values[ours] = value
         self._note(Fate.DIFFERS if why else Fate.TRANSLATED, keys, why or f"{ours}={shown(value)}")
 
@@ -134,7 +134,7 @@ class Translation:
         self._note(Fate.DIFFERS if why else Fate.TRANSLATED, keys, why or f"{group}={shown(name)}")
 
     def same(self, *keys: str, why: str) -> None:
-        """Note that these keys ask for what is in force anyway."""
+        """Note that these keys ask for the default."""
         self._note(Fate.TRANSLATED, keys, why)
 
     def ignored(self, *keys: str, why: str) -> None:
@@ -207,7 +207,7 @@ class Translation:
             self._note(Fate.DIFFERS, [key], why)
 
     def set_run(self, name: str, *keys: str) -> None:
-        """Set `run.name` to a name, without what is not allowed in it."""
+        """Set `run.name` to a name, without characters that are not allowed."""
         if ours := re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:128]:
             why = "" if ours == name else f"run.name={ours}: letters, digits and . _ - are allowed"
             self.set("run.name", ours, *keys, why=why)

@@ -73,7 +73,7 @@ def _devices(made: Translation, processes: int | None) -> None:
         made.open(strategy, f"the model is sharded by FSDP2, not by {made.get(strategy)}: see docs/sft.md")
     if any(map(made.get, OFFLOADS)):
         made.open(next(filter(made.get, OFFLOADS)), "nothing is offloaded with FSDP: set sft.strategy=zero3_offload")
-    made.same(*filter(made.has, OFFLOADS), why="what is offloaded is decided by sft.strategy")
+    made.same(*filter(made.has, OFFLOADS), why="sft.strategy decides the offloading")
     for key in ("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size"):
         if made.number(key) > 1:
             made.left(key, why="a row is on one device; `--dry-run --on` says whether it fits")

@@ -81,8 +81,8 @@ class ChatTemplate:
 
         Raises `ValueError` for roles that the template does not take, or whose contents it leaves out.
         """
-        # Contents that a template will hardly contain: its own text is what is rendered between them. Some change them:
-        # they spell them as JSON, or leave out space around them.
+        # Contents that a template will hardly contain: its own text is rendered between them. Some change them: they
+        # spell them as JSON, or leave out space around them.
         reply, contents = "ramet-said", [f'\n ramet-"mark"\n{number}. \n' for number in range(len(roles))]
         messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
         messages += [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]

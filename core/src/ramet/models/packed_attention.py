@@ -16,15 +16,15 @@ P = TypeVar("P")  # a kernel's description of the packing
 
 
 class PackedAttention(Generic[P]):
-    """transformers' attention interface. Keeps what was made of the positions of the current forward pass: all layers
+    """transformers' attention interface. Keeps the borders from the positions of the current forward pass: all layers
     are given the same ones, and reading them waits for the device.
     """
 
     def __init__(
         self, name: str, packing: Callable[[Tensor], P], attend: Callable[[Tensor, Tensor, Tensor, P, float], Tensor]
     ) -> None:
-        """`packing` is given positions `[B, S]`; `attend` queries, keys and values `[B * S, heads, D]`, what it made of
-        them, and the scaling.
+        """`packing` is given positions `[B, S]`; `attend` queries, keys and values `[B * S, heads, D]`, the result of
+        `packing`, and the scaling.
         """
         self._name = name
         self._packing = packing

@@ -81,7 +81,7 @@ def _check_folder(pipeline: Pipeline) -> None:
 
 
 def _compose(pipeline: Pipeline, stage: Stage, composed: dict[str, Resolved]) -> None:
-    """Add the stage's configuration to `composed`. Raises `ConfigErrors` for what is wrong with its values."""
+    """Add the stage's configuration to `composed`. Raises `ConfigErrors` for problems of its values."""
     if stage.job == EXPORT:
         return
     resolved = compose(stage.overrides(pipeline.handed_on), job=stage.job, config_dir=pipeline.config_dir)
@@ -93,7 +93,7 @@ def _compose(pipeline: Pipeline, stage: Stage, composed: dict[str, Resolved]) ->
 
 
 def _untrusted(pipeline: Pipeline, stage: Stage, resolved: Resolved) -> list[str]:
-    """Return why the file may not name what it names: programs are for the user to allow, as in other recipes."""
+    """Return why the file may not name these programs: the user has to allow them, as in other recipes."""
     if not pipeline.is_users:
         return []
     settings = [parse(text) for text in stage.typed]

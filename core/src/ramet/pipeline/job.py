@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_pipeline(pipeline: Pipeline, ramet: RunsRamet, arguments: Sequence[str]) -> None:
-    """Run what is not finished. `arguments`: of `ramet pipeline`, to name the command that continues.
+    """Run the unfinished stages. `arguments`: of `ramet pipeline`, to name the command that continues.
 
     Raises `ConfigErrors` before anything is written if something is wrong with any stage, `ConfigError` or `InfraError`
     after a stage that failed, and `Stopped`.

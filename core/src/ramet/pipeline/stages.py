@@ -216,7 +216,10 @@ def _stage(file: Path, folder: Path, name: str, keys: Mapping[str, Any], problem
 
 
 def _with_typed(stages: Sequence[Stage], words: Sequence[str], problems: list[str]) -> list[Stage]:
-    """Return the stages with what was typed for them. A key without a stage is for every stage that `reads` it."""
+    """Return the stages with the keys that were typed for them.
+
+    A key without a stage is for every stage that `reads` it.
+    """
     typed: dict[str, list[str]] = {stage.name: [] for stage in stages}
     listed = ", ".join(f"{stage.name} ({stage.job})" for stage in stages)
     for word in words:
@@ -234,7 +237,7 @@ def _with_typed(stages: Sequence[Stage], words: Sequence[str], problems: list[st
 
 
 def _key_problems(stages: Sequence[Stage], number: int) -> Iterator[str]:
-    """Yield what is wrong with the keys of one stage, and with what it takes of those before it."""
+    """Yield problems of the keys of one stage, and of its references to earlier stages."""
     stage = stages[number]
     keys = [*stage.written, *stage.typed_keys]
     if places := [key for key in keys if key in PLACES]:

@@ -2,7 +2,7 @@
 
 A device goes through phases, and the plan's number belongs to the worst: the peak of an update plus all that stays on
 the device, or rollouts plus the policy's memory between updates. With `cluster.colocate` a vLLM engine on GPUs sleeps
-during updates; any other engine that shares a device keeps what it has. Every process that computes on a GPU has a CUDA
+during updates; any other engine that shares a device keeps its memory. Every process that computes on a GPU has a CUDA
 context there, in all phases.
 """
 

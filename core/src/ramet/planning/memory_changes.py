@@ -1,6 +1,6 @@
 """Settings that would lower a plan's need of memory, for the advice of a refusal: one at a time, by key.
 
-Settings of where and how things are computed come first, and last the settings that change what is learned.
+Settings of where and how things are computed come first, and last the settings that change the learning.
 """
 
 from __future__ import annotations

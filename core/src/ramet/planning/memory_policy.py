@@ -139,7 +139,7 @@ def state(model: TrainedModel) -> dict[str, int]:
 
 
 def resident(model: TrainedModel) -> dict[str, int]:
-    """Bytes held between updates: no gradients (freed after each optimiser step), and not what is offloaded."""
+    """Bytes held between updates: no gradients (freed after each optimiser step), and no offloaded tensors."""
     offload = model.config.policy.offload
     if offload is Offload.ALL:
         return {}

@@ -121,7 +121,7 @@ def check_memory(plan: MemoryPlan | str) -> list[str]:
 
 
 def _certain(plan: MemoryPlan, device: DeviceMemory) -> int:
-    """Bytes that a refusal may count: all of the plan, or what is exact where its formulas were not traced."""
+    """Bytes that a refusal may count: all of the plan, or the exact part where its formulas were not traced."""
     if plan.inputs.shape.is_traced:
         return device.need
     return max(sum(parts.get(name, 0) for name in (WEIGHTS, GRADIENTS, OPTIMISER)) for parts in device.phases.values())
@@ -175,7 +175,7 @@ def _advice(plan: MemoryPlan) -> str:
 
 
 def _together(plan: MemoryPlan) -> str:
-    """Settings that fit together if one is not enough, those that alter what is learned last; empty if none do."""
+    """Settings that fit together if one is not enough, those that alter the learning last; empty if none do."""
     combined: dict[str, Change] = {}
     while not _fits(plan) and len(combined) < MOST:
         others = [other for other in changes(plan) if other.key not in combined and _allowed(plan, other)]

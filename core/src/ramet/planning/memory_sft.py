@@ -66,7 +66,7 @@ BUCKET, LIVE, STEPPED = 5 * 10**8, 10**9, 10**9
 MASTER = 4  # bytes of what AdamW steps: float32
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for what is computed once
+@dataclass(frozen=True, kw_only=True)  # without slots, for cached properties
 class SftInputs(Inputs):
     """The inputs of the plan of a fine-tuning."""
 

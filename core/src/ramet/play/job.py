@@ -115,7 +115,7 @@ def _neutral(resolved: Resolved, screen: Screen) -> Resolved:
 
 
 def _with_few_slots(resolved: Resolved, rollouts: int) -> Config:
-    """An engine reserves memory for each of its slots, and here few are used. A deterministic run keeps what it has."""
+    """An engine reserves memory for each of its slots, and here few are used. A deterministic run keeps its slots."""
     config = resolved.config
     slots = getattr(config.engine.params, "slots", None)
     if slots is None or config.run.deterministic or SLOTS in resolved.set_by_user:

@@ -53,7 +53,7 @@ class PluginInfo:
         if self.import_s < SLOW_S or self.name == BUILTIN:
             return None
         return (
-            f"its import takes {self.import_s:.1f} s, and each command waits for it: import what is heavy in the "
+            f"its import takes {self.import_s:.1f} s, and each command waits for it: import heavy modules in the "
             "functions that use it, or register the factory as a string 'package.module:attribute'"
         )
 
@@ -173,7 +173,7 @@ def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registr
     info = PluginInfo(name=source.name, module=source.module, distribution=source.distribution, version=source.version)
     started = time.monotonic()
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is not part of a command's own output
+        with contextlib.redirect_stdout(sys.stderr):  # its prints are not part of a command's own output
             module = source.load()
         info.import_s = round(time.monotonic() - started, 1)
         info.contract = _contract_of(module, source)

@@ -103,7 +103,7 @@ def misfits(built: object, kind: str) -> list[str]:
 
 
 def _schema_problems(tool: object) -> Iterator[str]:
-    """Yield what is wrong with a tool's schema: what no call could satisfy, or no prompt could describe."""
+    """Yield problems of a tool's schema: parts that no call could satisfy, or no prompt could describe."""
     schema = getattr(tool, "schema", None)
     if not isinstance(schema, ToolSchema):  # reported as an attribute
         return

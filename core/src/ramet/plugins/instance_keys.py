@@ -38,7 +38,7 @@ def instance_of(declared: str, key: str) -> Iterator[None]:
 
 
 def instance_key(declared: str) -> str:
-    """Return the key of what is being built, for `declared`, a key as its plugin knows it."""
+    """Return the key of the component that is being built, for `declared`, a key as its plugin knows it."""
     for pair in reversed(_open.get()):
         declared = renamed(declared, *pair)
     return declared

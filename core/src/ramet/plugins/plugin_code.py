@@ -21,9 +21,9 @@ from ramet.errors import ConfigError, ConfigErrors, PluginError, RametError
 
 CALLERS = frozenset(
     {"__main__", "hydra", "omegaconf", "pluggy", "ramet", "ray", "torch"}
-)  # what is between core and plugin
+)  # modules between core and plugin
 
-CODE = frozenset({".py", ".so"})  # what is hashed of a package
+CODE = frozenset({".py", ".so"})  # hashed files of a package
 
 
 def raised_at(error: BaseException) -> str:
@@ -70,7 +70,7 @@ def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost
 
 
 def defined_at(component: object, method: str = "__call__") -> str:
-    """Return ` (package/module.py:12)`, where the plugin defines what was called; nothing if that is unknown."""
+    """Return ` (package/module.py:12)`, where the plugin defines the called method; nothing if that is unknown."""
     inner = written_by_user(component)
     owner = inner if isinstance(inner, type) else type(inner)
     function: Any = inner if inspect.isroutine(inner) else getattr(owner, method, None)

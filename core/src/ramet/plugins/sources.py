@@ -83,7 +83,7 @@ def core_source() -> Source:
 
 
 def _blocked(installed: Sequence[str]) -> list[str]:
-    """Return what is blocked. A name that blocks nothing is an error: its component would run unblocked."""
+    """Return the blocked names. A name that blocks nothing is an error: its component would run unblocked."""
     blocked = blocked_plugins()
     for name in blocked:
         if name == BUILTIN:

@@ -4,8 +4,8 @@ Only positions that predict a trained token go through the output head, which is
 models, much of the time. That needs a model whose logits are exactly its head's output: `check_head`.
 
 Body, head and log-probabilities are one module, since the head is used outside the model's own forward pass: FSDP
-gathers weights where a module's forward begins, so what is sharded must begin here; then tied embeddings are one
-parameter of one group too.
+gathers weights where a module's forward begins, so sharding must begin here; then tied embeddings are one parameter of
+one group too.
 """
 
 from __future__ import annotations

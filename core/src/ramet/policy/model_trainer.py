@@ -74,7 +74,7 @@ LossOf = Callable[[MicroBatch, Sequence[int], OptimizerStep], Tensor]
 
 
 class ModelTrainer:
-    """`module` is what runs forward and what is sharded; `model` is the transformers model in it."""
+    """`module` runs forward and is sharded; `model` is the transformers model in it."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class ModelTrainer:
         advice: str,
         steps_before: int = 0,
     ) -> None:
-        """`name` begins the names of its metrics, `loss` names what is trained on, `advice` ends the message of a
-        training that diverged. Its schedule begins after `steps_before` of the `total_steps`.
+        """`name` begins the names of its metrics, `loss` names the loss, `advice` ends the message of a training that
+        diverged. Its schedule begins after `steps_before` of the `total_steps`.
         """
         self.module = module
         self.model = model
@@ -115,7 +115,7 @@ class ModelTrainer:
         self._offloaded = None
         if policy.offload is Offload.OPTIMIZER:
             self._offloaded = OffloadedState(self.optimizer, self.device, pin=cuda)
-        self._copies = HostBuffers(pin=cuda and policy.offload is not Offload.ALL)  # what is on the host needs no pins
+        self._copies = HostBuffers(pin=cuda and policy.offload is not Offload.ALL)  # host tensors need no pins
         self._staged: Staged | None = None
         self._writing = False  # the copies, maybe in another thread
         self.counter = PassCounter()
@@ -310,7 +310,7 @@ class ModelTrainer:
         self._staged = stage_state(self.model, self.optimizer, progress, copies, rank=rank, world_size=world_size)
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, once; in any thread, while training continues. Raises `CheckpointError`."""
+        """Write the staged copy, once; in any thread, while training continues. Raises `CheckpointError`."""
         staged, self._staged = self._staged, None
         if staged is None:
             raise RuntimeError("nothing is staged; call stage() first")

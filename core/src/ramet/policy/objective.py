@@ -35,7 +35,7 @@ from ramet.types import AdvantageInputs, LossInputs, LossOutput, Need
 
 
 class Objective:
-    """Computes the loss of the micro-batches of one training step, and adds what it saw to the metrics."""
+    """Computes the loss of the micro-batches of one training step, and adds to the metrics."""
 
     def __init__(self, spec: PolicySpec, policy: ModelTrainer, batch: TrainBatch, metrics: MetricAccumulator) -> None:
         self._spec = spec

@@ -205,7 +205,7 @@ class PolicyRank:
             model.stage(waited_for)
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, once; in any thread, while training continues. All ranks write to the same folder.
+        """Write the staged copy, once; in any thread, while training continues. All ranks write to the same folder.
 
         Raises `CheckpointError`.
         """

@@ -73,7 +73,7 @@ def check_sharing(config: PretrainedConfig, attention: str) -> list[str]:
 
 
 def shares_prefixes(wanted: SharePrefixes, config: PretrainedConfig, device: torch.device) -> bool:
-    """Whether a model's passes may be given a plan. `auto` asks for what was measured: `shared_by_auto`.
+    """Whether a model's passes may be given a plan. `auto` asks for a measured case: `shared_by_auto`.
 
     Raises `ConfigErrors` for a model that is to share and cannot.
     """

@@ -36,7 +36,7 @@ class StateFailed(RolloutFailed):
 def is_defect(error: BaseException, seen: frozenset[int] = frozenset()) -> bool:
     """Whether a component's exception is its own mistake, and not a failure of a service, a disk or a machine.
 
-    A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
+    A resume would meet a mistake again, so rollouts masked by one end a run with another exit code.
     """
     if id(error) in seen:
         return True  # `raise e from e`, or a longer circle of causes: its outer exception decided already

@@ -382,7 +382,7 @@ class GroupScheduler:
     def _start_forks(self, fork: Fork) -> None:
         parent = self._members[path_of(fork.rollout)].live
         while parent.parent is not None and (fork.turn, fork.token) < (parent.fork_turn or 0, parent.fork_token):
-            parent = parent.parent  # what is before its own beginning is an ancestor's
+            parent = parent.parent  # turns before its own beginning are an ancestor's
         if fork.token:
             split(
                 (member.live for member in self._members.values()), parent, fork.turn, fork.token, self.context.encoder

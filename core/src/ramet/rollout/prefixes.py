@@ -105,7 +105,7 @@ def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
 
 
 def prompt_problem(record: GroupRecord, prompt: Segment) -> str | None:
-    """Why rollouts of a task cannot continue from what is stored of it: its prompt has other tokens now."""
+    """Why rollouts of a task cannot continue from its stored group: its prompt has other tokens now."""
     stored = record.group.rollouts[0].rollout.segments[0]
     if stored.token_ids == prompt.token_ids:
         return None
@@ -152,7 +152,7 @@ def _n_turns(rollout: Rollout) -> int:
 def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
     """Segments before each turn, up to number `turns`, which may follow the last segment.
 
-    An environment's first observation is of turn 0, and before what is sampled in it.
+    An environment's first observation is of turn 0, and before its sampled tokens.
     """
     first = (i for i, s in enumerate(segments) if s.kind is SegmentKind.TURN or s.turn > 0)
     later = (next((i for i, s in enumerate(segments) if s.turn >= t), len(segments)) for t in range(1, turns + 1))

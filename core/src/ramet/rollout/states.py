@@ -25,7 +25,7 @@ from ramet.rollout.watchdog import CLOSE_TIMEOUT_S, Watchdog, close_quietly
 from ramet.types import BranchPolicy, Need, Task
 from ramet.types.branch import policy_needs
 
-# Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
+# Brings a fresh state to the fork point of a rollout; raises `StateFailed`.
 Replay = Callable[
     [LiveRollout, StatefulComponent, Any, Any], Awaitable[None]
 ]  # rollout, whose, its state, environment's

@@ -219,7 +219,7 @@ class LiveRollout:
 
 
 def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy it as the record on disk gives it back: the step may continue with what it put in."""
+    """Copy it as the record on disk gives it back: the step may continue with its own objects."""
     return dict(json.loads(json.dumps(dict(info)))) if info else {}
 
 

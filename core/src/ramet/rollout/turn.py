@@ -312,7 +312,7 @@ class RolloutTurn:
             observer.called(live.key.path, record)
 
     def end(self, result: StepResult) -> None:
-        """Append what the step inserts, keep what it gave for the turn, and stop the rollout where that is due."""
+        """Append the step's inserts, keep its results for the turn, and stop the rollout where that is due."""
         result = checked_result(result, self.context)
         if self._is_over_limit:
             result = replace(result, insert=(), stop=StopReason.CALL_LIMIT)
@@ -336,8 +336,8 @@ class RolloutTurn:
 
 
 def end_if_pruned(live: LiveRollout) -> None:
-    """Raise `CancelledError` if the scheduler stopped the rollout: cancelled by a decision on what it reports itself,
-    its task continues to its next wait, and what it does until then never happened.
+    """Raise `CancelledError` if the scheduler stopped the rollout: cancelled by a decision on its own report, its task
+    continues to its next wait, and its work until then is dropped.
     """
     if live.is_pruned:
         raise asyncio.CancelledError

@@ -86,7 +86,7 @@ class Watchdog:
         self._monitor = EventLoopMonitor(self._interval_s)
 
     def wait(self, name: str) -> Wait:
-        """Name what is waited for while the block runs, e.g. `tool:python rollout train/3/task7/0.1`."""
+        """Name the wait while the block runs, e.g. `tool:python rollout train/3/task7/0.1`."""
         return Wait(self._waits, name)
 
     @contextmanager

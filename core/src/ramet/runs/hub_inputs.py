@@ -41,7 +41,7 @@ READ_DATA = ("train", "sft", "data")  # jobs; a recipe may name data that others
 def fetched(
     resolved: Resolved, *, weights: bool = True, data: bool = True, commits: Mapping[str, str] | None = None
 ) -> Resolved:
-    """Return the configuration with the local copies of all that it names of the hub. Fetches what is not there.
+    """Return the configuration with the local copies of all that it names of the hub. Fetches missing ones.
 
     Its text has the commits, so that later jobs on the run mean the same files; values from the environment
     (`${oc.env:NAME}`) stay unresolved. `commits`: the earlier commits of names (`Manifest.hub`); None: from the run
@@ -141,7 +141,7 @@ def _named(resolved: Resolved, data: bool, problems: list[str]) -> list[_NamedVa
 
 
 def missing_files(config: Config, job: str, of_hub: Set[str] = frozenset()) -> list[str]:
-    """Return what is wrong with names of data that name no file that can be read; those `of_hub` are left out."""
+    """Return problems of names of data without a readable file; those `of_hub` are left out."""
     data, sft = config.data, config.sft
     if job == "sft":
         named = {"sft.data": sft.data, "sft.valid": sft.valid}

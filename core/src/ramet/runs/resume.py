@@ -113,7 +113,9 @@ def changes(old: RunState, new: RunState) -> Changes:
 
 
 def _means_the_same(key: str, before: Any, after: Any) -> bool:
-    """Whether runs of earlier versions, which lack a key or wrote its default out, had what is in force now."""
+    """Whether runs of earlier versions, which lack a key or wrote its default out, had the values that are in force
+    now.
+    """
     name = key.rpartition(".")[2]
     return bool(before == ABSENT and key.startswith("rewards.") and NEW_OF_REWARDS.get(name, ABSENT) == after)
 

@@ -1,4 +1,4 @@
-"""Runs that end early: the handler of signals, what it raises, and the command that resumes the run."""
+"""Runs that end early: the handler of signals, its exception, and the command that resumes the run."""
 
 from __future__ import annotations
 

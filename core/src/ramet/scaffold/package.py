@@ -25,7 +25,7 @@ from ramet.scaffold.kinds import KINDS, Kind, camel
 
 SUFFIX = ".tmpl"
 PATTERN = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-LONGEST = 40  # what the registry allows, less what is put around a name in modules and distributions
+LONGEST = 40  # the registry's limit, less the affixes of a name in modules and distributions
 # What the README says of its tests and of its contract version.
 ABOUT_PLUGIN = """`ramet plugins` should list `{name}`; BROKEN means that it failed to load. One test says what
 the {noun} does. The other is `check_plugin("{name}")`, Ramet's conformance kit: it builds everything that the plugin

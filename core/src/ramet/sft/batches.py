@@ -2,7 +2,7 @@
 
 An optimiser step takes the same sequences whatever the number of ranks is. Every rank is given all of them, computes
 the same partition, balanced by cost, and makes as many passes as the busiest rank (`ramet.policy.batching`). The last
-step of a pass over the data takes what is left, so every example counts once.
+step of a pass over the data takes the rest, so every example counts once.
 """
 
 from __future__ import annotations

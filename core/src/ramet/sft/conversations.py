@@ -133,7 +133,7 @@ def _drawn(conversations: list[Conversation], count: int, name: str) -> list[Con
 
 
 def _read(row: DataRow, file: Path, layout: RowLayout, data: SftData) -> list[Conversation]:
-    """The conversation of a row, or none, and then `data` has what is wrong."""
+    """The conversation of a row, or none, and then `data` has the problems."""
     values = without_nulls(row.values) if file.suffix == PARQUET else row.values  # parquet fills absent keys with nulls
     conversation, reasons = (None, [row.problem]) if row.problem else read_row(values, str(file), row.number, layout)
     data.bad += [RowProblem(file=str(file), row=row.number, reason=reason) for reason in reasons]
@@ -158,7 +158,7 @@ class _Turn:
 def read_row(
     values: Mapping[str, Any], file: str, row: int, layout: RowLayout = AS_USUAL
 ) -> tuple[Conversation | None, list[str]]:
-    """The conversation of one row, or None and what is wrong, without file and row."""
+    """The conversation of one row, or None and the problems, without file and row."""
     record, problems = standard_row(values, layout)
     if problems:
         return None, problems

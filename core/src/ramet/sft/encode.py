@@ -71,7 +71,7 @@ class TraceEncoder:
         return (*self._tools, *(schema.name for schema in conversation.tools or ()))
 
     def _weighted(self, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
-        """The exchanges with what is trained of them."""
+        """The exchanges with their trained parts."""
         if not self._mask_history:
             return exchanges
         trained = [piece for one in exchanges for piece in one.reply if isinstance(piece, Written) and piece.trained]

@@ -189,7 +189,10 @@ def _keep(file: Path, rows: Rows) -> None:
 
 
 def _remove_oldest(used: Path) -> None:
-    """Delete what was used long ago, and what killed processes have left. Another process may be doing the same."""
+    """Delete files that were used long ago, and leftovers of killed processes.
+
+    Another process may be doing the same.
+    """
     with contextlib.suppress(OSError):
         os.utime(used)
         for old in sorted(used.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-KEPT]:

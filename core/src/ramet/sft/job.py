@@ -160,7 +160,7 @@ def _train(
     doing("loading the model")
     model = load_model(config.model, device=torch.device("cpu") if world.joins else None)
     if not world.joins and not config.sft.lora_rank:  # DeepSpeed and FSDP make float32 of what they train themselves
-        _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
+        _cast(model, torch.float32)  # for the optimiser; `model.dtype` is for the passes
     trained = train(
         model, prepared.examples, config, run, tracker=tracker, valid=prepared.valid, tokenizer=prepared.tokenizer,
         signals=signals, world=world,

@@ -26,7 +26,7 @@ ROLE_OF_TAG = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-Standard = tuple[Mapping[str, Any], list[str]]  # a row with `messages` or `conversations`, and what is wrong with it
+Standard = tuple[Mapping[str, Any], list[str]]  # a row with `messages` or `conversations`, and its problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class RowLayout:
 
 
 def standard_row(row: Mapping[str, Any], layout: RowLayout) -> Standard:
-    """The row with `messages` (or `conversations`), `system` and `tools`, or what is wrong with it."""
-    if layout.formatting is None and (refusal := _refusal(row, layout)) is not None:  # an entry names what is read
+    """The row with `messages` (or `conversations`), `system` and `tools`, or its problems."""
+    if layout.formatting is None and (refusal := _refusal(row, layout)) is not None:  # an entry names its keys
         return row, [refusal]
     kind = layout.formatting or _recognised(row, layout)
     if kind == "alpaca":

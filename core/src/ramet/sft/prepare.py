@@ -337,7 +337,7 @@ def _first_task(checked: CheckedSft) -> Task:
 
 
 def _encoded(rows: list[list[Example]], conversations: Sequence[Conversation], sft: SftConfig, key: str) -> _Encoded:
-    """Leave out or cut what is too long. Raises `ConfigError` if nothing is left of any rows."""
+    """Leave out or cut rows that are too long. Raises `ConfigError` if nothing is left."""
     encoded = _Encoded()
     for conversation, examples in zip(conversations, rows, strict=True):
         length = max(map(len, examples))

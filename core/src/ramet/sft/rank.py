@@ -67,7 +67,7 @@ def _train(inputs: RankInputs, world: World, store: Store) -> None:
 
 
 def _set_up_logging(level: int, world: World) -> None:
-    """The first rank logs for all of them, the others only what is wrong."""
+    """The first rank logs for all of them, the others only warnings."""
     set_up_logging(level if world.first else max(level, logging.WARNING))
     # Trainer passes 1 to accelerate on purpose, and counts the batches of a step itself.
     logging.getLogger("accelerate.accelerator").addFilter(

@@ -1,4 +1,4 @@
-"""How `sft.strategy` becomes settings of DeepSpeed and FSDP2, and what it needs of this machine.
+"""How `sft.strategy` becomes settings of DeepSpeed and FSDP2, and its requirements on this machine.
 
 Both run through `transformers.Trainer`, on GPUs with NCCL and on a CPU with gloo. All strategies take torch's AdamW and
 Trainer's groups of weights, so they train the same model; only a rank's parts differ.
@@ -109,7 +109,7 @@ def prepare_process(config: Config) -> None:
 
 
 def deepspeed_config(strategy: Strategy) -> dict[str, Any] | None:
-    """DeepSpeed's own settings, None if it is not used. Trainer fills in what is `auto`."""
+    """DeepSpeed's own settings, None if it is not used. Trainer fills in `auto` values."""
     if strategy not in STAGES:
         return None
     stage = STAGES[strategy]

@@ -46,7 +46,7 @@ class TraceReport:
         return len({(problem.file, problem.row) for problem in self.problems})
 
     def warnings(self) -> list[str]:
-        """Return what is not a fault of a row, as lines."""
+        """Return findings that are not a fault of a row, as lines."""
         lines = [_unmasked(self.unmasked)] if self.unmasked else []
         if self.unanswered:
             lines.append(f"traces without an answer, which most others have: {rows_in_words(self.unanswered)}")

@@ -408,7 +408,7 @@ def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
 def _weights(
     trainer: Trainer, model: PreTrainedModel, sft: SftConfig, world: World
 ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-    """Weights, merged with the adapter of LoRA, and that adapter. All ranks gather what is sharded; the first one gets
+    """Weights, merged with the adapter of LoRA, and that adapter. All ranks gather sharded tensors; the first one gets
     it, in host memory.
     """
     if sft.strategy is Strategy.NONE:

@@ -292,7 +292,7 @@ def tiny_encoder() -> Encoder:
 def written_rollout(
     task: Task, turns: Sequence[str], *, results: Sequence[str] = (), answer: str | None = None, id: str = "0"
 ) -> Rollout:
-    """A rollout whose policy wrote `turns`; `results[i]` is what was inserted after turn i."""
+    """A rollout whose policy wrote `turns`; `results[i]` was inserted after turn i."""
     segments = [_inserted(SegmentKind.PROMPT, 0, task.question)]
     for turn, text in enumerate(turns):
         segments.append(_sampled(turn, text))

@@ -23,7 +23,7 @@ HOW = {
 
 
 def expect(holds: bool, problem: str) -> None:
-    """Raise `AssertionError(problem)` if the condition is false. `problem` says what is wrong and how to fix it."""
+    """Raise `AssertionError(problem)` if the condition is false. `problem` says how to fix it."""
     progress()
     if not holds:
         raise AssertionError(problem)

@@ -24,7 +24,7 @@ CHECKS = {
     "rewards": "reward",
     "benchmarks": "benchmark",
 }
-# Argument of `check_plugin` -> the kind of what it is for, and the argument of its check.
+# Argument of `check_plugin` -> the kind that it is for, and the argument of its check.
 GIVEN = {"calls": ("rollout step", "call"), "replies": ("rollout step", "replies"), "examples": ("tool", "examples")}
 NOTHING = "it registers nothing: write a hook, as `@hookimpl def register_tools(register)`, that calls register"
 
@@ -39,7 +39,7 @@ def check_plugin(
     examples: Mapping[str, Any] | None = None,
     limit_s: float = LIMIT_S,
 ) -> list[str]:
-    """Check everything that the installed plugin `name` registers; returns what was checked, as `group.name`.
+    """Check everything that the installed plugin `name` registers; returns the checked components, as `group.name`.
 
     They are in the order of the hooks (rollout steps, branch policies, advantages, policy losses, tools, rewards,
     benchmarks), and by name within each. The keys of all maps are `group.name` as in the configuration. A key that the

@@ -45,7 +45,7 @@ class StepUnderTest:
 
 
 class Play(ScriptedContext):
-    """A rollout in flight: the scripted context of its step, with what it did so far. The last reply is repeated."""
+    """A rollout in flight: the scripted context of its step, with its turns so far. The last reply is repeated."""
 
     def __init__(self, script: Sequence[str], tool: Tool | None = None, environment: Any = None) -> None:
         replies = [*script, *[script[-1]] * MAX_TURNS]

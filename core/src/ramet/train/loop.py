@@ -188,7 +188,7 @@ class Loop:
     @asynccontextmanager
     async def _unless_a_group_fails(self) -> AsyncIterator[None]:
         """Cancel the block as soon as a group fails that a later step would take, since the run cannot continue then,
-        and raise the group's error. A run that is to stop needs no more groups: it saves what it has.
+        and raise the group's error. A run that is to stop needs no more groups: it saves its state.
         """
 
         async def watch() -> None:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from ramet.runs.stopped import StopListener, Stopped, write_stderr
 
 T = TypeVar("T")
-CANCEL_S = 5.0  # for what is cancelled to end; the state is saved whether it has ended or not
-SHARE = 0.5  # of the grace time, for what is completed; the rest is for the checkpoint
+CANCEL_S = 5.0  # for cancelled work to end; the state is saved whether it has ended or not
+SHARE = 0.5  # of the grace time, for work that is completed; the rest is for the checkpoint
 
 
 class Dropped(Exception):

@@ -120,7 +120,7 @@ def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None 
     """Replay the run in `folder` up to its newest checkpoint, into a new run directory.
 
     `overrides` are keys in addition to the run's, as `run.name=again`. Raises `ConfigErrors` before anything is written
-    if they, or what is installed, would make other updates than the run's.
+    if they, or the installed packages, would make other updates than the run's.
     """
     source = _Source.read(folder)
     kept = [text for text in source.overrides if text.partition("=")[0].lstrip("+") != "run.name"]

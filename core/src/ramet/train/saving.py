@@ -1,4 +1,4 @@
-"""Saving of a run, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
+"""Saving of a run, and its reaction to failed saves: a full disk costs a checkpoint, two of them the run.
 
 The state is staged first and written by a thread. With `train.async_save` the state is copied, the run continues
 meanwhile and learns of a failure at a later step.

@@ -1,4 +1,4 @@
-"""`ramet train`: check everything, log what will be done, train, export a model folder. Resumes what is there."""
+"""`ramet train`: check everything, log the plan, train, export a model folder. Resumes an existing run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ MASKED = "valid/masked_share"
 def plan_of(train: TrainConfig) -> RolloutPlan:
     """Return the plan for tasks of files, without a deadline of the step.
 
-    What it cut off would bias the metric that checkpoints are chosen by.
+    Rollouts that it cut off would bias the metric that checkpoints are chosen by.
     """
     return RolloutPlan(
         group_size=train.eval_k,

@@ -1,4 +1,4 @@
-"""Branching: what happened, what is known of the group, and what to start.
+"""Branching: events, a view of the group, and actions.
 
 A `BranchPolicy` is pure: the same event, view and random state give the same answer. The core enforces the budget,
 keeps the tokens and starts the rollouts.
@@ -116,7 +116,7 @@ class StartFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Leave the rest of the budget: the group ends with what is running. The last of an answer's actions."""
+    """Leave the rest of the budget: the group ends with the running rollouts. The last of an answer's actions."""
 
 
 BranchAction: TypeAlias = StartRoots | Fork | Stop | StartFrom | Done
@@ -195,7 +195,7 @@ class GroupView:
 
 
 class BranchPolicy(Protocol):
-    """Hook 2. Pure: (what happened, what is known of the group, rng) -> what to start.
+    """Hook 2. Pure: (event, view of the group, rng) -> actions.
 
     `needs`: ENTROPY to read entropies (engines without exact ones are refused before the start). REWARDS to get
     `Scored`. EARLIER_TURNS to fork stateful rollouts at turns before the newest. LATE_EVENTS to be asked also when the

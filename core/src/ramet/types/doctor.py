@@ -17,7 +17,7 @@ class Severity(StrEnum):
     """The effect of a finding on a run. A problem makes `ramet doctor` end with exit code 1."""
 
     OK = "ok"
-    NOTE = "note"  # works, and is not what it could be
+    NOTE = "note"  # works, and could work better
     WARNING = "warning"  # works until something common happens
     PROBLEM = "problem"  # does not work
 
@@ -37,14 +37,14 @@ class RolloutRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of `ramet doctor`. `fix` says what to do, as a command or a key where possible; None for what is ok.
+    """One line of `ramet doctor`. `fix` says what to do, as a command or a key where possible; None if it is ok.
 
     Texts never contain a key or password, not even in part: name the variable that has it.
     """
 
     what: str  # a few words: "search key", "isolation"
     severity: Severity
-    text: str  # what was found
+    text: str  # the finding
     fix: str | None = None
     rollouts: tuple[RolloutRef, ...] = ()  # that show it, of a check of a run
     page: str | None = None  # that explains it, as "docs/doctor.md#sure"
@@ -79,7 +79,7 @@ class DoctorContext:
 class DoctorCheck(Protocol):
     """A function of the group `ramet.doctor`. May be `async def`; is given `CHECK_TIMEOUT_S` of `ramet.doctor.job`.
 
-    It changes nothing, and raises nothing for what is wrong with the machine or the configuration: that is a finding.
+    It changes nothing, and raises nothing for problems of the machine or the configuration: these are findings.
     """
 
     def __call__(self, context: DoctorContext) -> Iterable[Finding]: ...

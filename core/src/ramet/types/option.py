@@ -23,7 +23,7 @@ class Resume(StrEnum):
     #                    run.deterministic
     VALIDATION = "validation"  # of the validations of a training: safe, unless train.keep_best compares them
     MEASURED = "measured"  # as `validation`, and alters what an evaluation measures
-    FAILURES = "failures"  # safe in an evaluation: decides how much fails, not what is measured
+    FAILURES = "failures"  # safe in an evaluation: decides how much fails, not how it is measured
     PATIENCE = "patience"  # as `failures`, if the value is raised
 
 
@@ -87,7 +87,7 @@ SAMPLING = {
 
 
 def entry_problems(field: dataclasses.Field[Any], value: Any) -> Iterator[str]:
-    """Yield what is wrong with entries of a mapping whose field declares `entries`, each beginning with its name."""
+    """Yield problems of entries of a mapping whose field declares `entries`, each beginning with its name."""
     entries: Mapping[str, Allowed | None] = field.metadata.get("entries") or {}
     for name, entry in (value or {}).items() if entries else ():
         allowed = entries.get(name)
@@ -98,7 +98,7 @@ def entry_problems(field: dataclasses.Field[Any], value: Any) -> Iterator[str]:
 
 
 def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:
-    """Return what is wrong with a value of this field; None for an allowed one, and for a field without `option`."""
+    """Return the problem of a value of this field; None for an allowed one, and for a field without `option`."""
     allowed = field.metadata.get("allowed")  # of a plugin's own metadata anything may be called so
     return allowed.problem(value) if isinstance(allowed, Allowed) else None
 

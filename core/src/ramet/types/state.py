@@ -57,7 +57,7 @@ class Limiter(Protocol):
         down.
 
         `reason` is the text of the errors that `wait` raises meanwhile. `slower` halves the rate afterwards, which
-        recovers when this is not asked again: it doubles every minute, up to what it was.
+        recovers when this is not asked again: it doubles every minute, up to its first value.
         """
         ...
 

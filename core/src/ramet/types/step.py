@@ -179,7 +179,7 @@ class TraceReader(Protocol):
     """Optional part of a rollout step whose format SFT can learn: the inverse of rolling out."""
 
     def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
-        """Cut an assistant's text into what the policy writes and what is inserted; the parts join to `text`."""
+        """Cut an assistant's text into the policy's parts and inserted parts; they join to `text`."""
         ...
 
     def result(self, text: str) -> Sequence[Insert]:

@@ -91,7 +91,7 @@ class Aepo:
         return min(roots, budget)
 
     def _after_probe(self, group: GroupView, rng: Random) -> list[BranchAction]:
-        """The other roots, and the forks of what was sampled until now."""
+        """The other roots, and the forks of turns sampled until now."""
         more = max(0, min(self._roots(group) - len(group.rollouts), group.budget_left))
         sampled = sorted(
             (turn.index, place)

@@ -1,5 +1,5 @@
-"""`math500`: 500 problems of MATH's test split, drawn by Lightman et al. (arXiv 2305.20050). Right is what is
-mathematically equal to the gold answer.
+"""`math500`: 500 problems of MATH's test split, drawn by Lightman et al. (arXiv 2305.20050). An answer is right if it
+is mathematically equal to the gold answer.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def padding_copy(last: LockstepRow, index: int, root: int, fault: Fault) -> Lock
 
 
 def cut_response(live: LiveRollout, tokens: int, cuts: Cuts, encoder: Encoder) -> None:
-    """Cut a response that is longer than this. Rows that share a segment still share what is left of it."""
+    """Cut a response that is longer than this. Rows that share a segment still share its rest."""
     kept = [live.segments[0]]
     for segment in live.segments[1:]:
         if tokens <= 0:

@@ -131,7 +131,7 @@ class LockstepBatch:
         return root
 
     def _out_of_time(self, active: Sequence[LockstepRow]) -> None:
-        """Mask what is running, and fill up groups that are short."""
+        """Mask running rows, and fill up groups that are short."""
         fault = Fault(where="deadline", message=f"not finished within rollout.step_deadline_s (round {self.rounds})")
         for row in active:
             row.live.fault = fault

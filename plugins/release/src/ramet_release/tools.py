@@ -2,7 +2,7 @@
 
 An attempt that raises, or returns an empty text, is followed by another at once; the last failure becomes a fixed
 sentence for the model, and never masks the rollout. Nothing is shared, cut or made visible. Time-outs, slots and the
-tool's own rules for what is whose fault are the runner's.
+tool's own rules for faults are the runner's.
 """
 
 from __future__ import annotations

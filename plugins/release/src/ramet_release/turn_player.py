@@ -56,7 +56,7 @@ class TurnRules:
         return ToolCall(name=schema.name, arguments=arguments, rollout=rollout, turn=turn, task=prompt.task)
 
     def answer(self, response: Sequence[Segment]) -> str | None:
-        """The last block of the answer tag in what was sampled."""
+        """The last block of the answer tag in the sampled text."""
         return requested("".join(segment.text for segment in response if segment.is_sampled), self.answer_tag)
 
     def result(self, record: ToolRecord) -> Segment:

@@ -165,6 +165,6 @@ class CpuBudget:
             return self.timeout_s if self._spent_s < self.budget_s else min(SHORT_S, self.timeout_s)
 
     def spend(self, seconds: float) -> None:
-        """Count an answer that has used up what it was allowed."""
+        """Count an answer that has used up its CPU time."""
         with self._lock:
             self._spent_s += seconds

@@ -93,7 +93,7 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=256)
 def _gold(text: str) -> list[object]:
-    """Parsed, and compared once, so that what it takes to compute it is spent here."""
+    """Parsed, and compared once, so that its computing time is spent here."""
     gold = _parse(text)
     verify(gold, _parse("1.5"), timeout_seconds=None)
     return gold

@@ -14,7 +14,7 @@ class Arguments(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read arguments; an unknown one names the command's own help, which has the options.
 
-        A command's parser is the default `parser` of what it sets.
+        A command's parser is the default of `parser`.
         """
         options, rest = self.parse_known_args(args, namespace)
         if rest:

@@ -75,7 +75,7 @@ class AnswerCache:
                 self._report(error)
 
     def get(self, key: str) -> Any:
-        """Return what is stored under the key; None if nothing is, or it cannot be read."""
+        """Return the value stored under the key; None without one, or if it cannot be read."""
         if not self.reads:
             return None
         try:

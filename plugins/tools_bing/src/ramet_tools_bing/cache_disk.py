@@ -1,4 +1,4 @@
-"""The cache on disk: diskcache with JSON as the only form of what is stored.
+"""The cache on disk: diskcache with JSON as the only form of values.
 
 diskcache pickles by default, so that a process that can write its folder runs code in its readers (CVE-2025-69872).
 Here keys are texts and values JSON texts; other types are refused in both directions. It also evicts entries by

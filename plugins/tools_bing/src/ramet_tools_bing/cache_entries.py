@@ -43,7 +43,7 @@ def entries(cache: diskcache.Cache) -> Iterator[Entry]:
 
 
 def holds_answers(folder: Path) -> bool:
-    """Whether a cache has any entry. One that cannot be read counts: what uses it says what is wrong."""
+    """Whether a cache has any entry. One that cannot be read counts: its users report the problem."""
     if not (folder / DATABASE).exists():
         return False
     try:
@@ -118,8 +118,8 @@ def time_of(value: Mapping[str, Any]) -> float:
 def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
     """The entries of a file: one JSON object of query and text, or JSON lines of `ramet cache export`.
 
-    `counts` says what was left out: `failures` (a search that had failed was stored), `too long` queries, and
-    `unreadable` entries. Raises `ConfigError` for a file that is neither.
+    `counts`: the omitted ones: `failures` (a search that had failed was stored), `too long` queries, and `unreadable`
+    entries. Raises `ConfigError` for a file that is neither.
     """
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file")

@@ -1,7 +1,7 @@
 """Whether a provider may be asked now: closed, or open because it is down, throttles or refuses.
 
-While it is open no call asks. Then one call goes through as a probe, and the others wait for what it finds. Callers
-that must wait get an `InfraError` with `retry_after_s`, which makes a call wait outside its slot.
+While it is open no call asks. Then one call goes through as a probe, and the others wait for its result. Callers that
+must wait get an `InfraError` with `retry_after_s`, which makes a call wait outside its slot.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _lines(path: Path, problems: list[str]) -> Iterator[SearchItem]:
 
 
 def _row(line: bytes) -> SearchItem | str:
-    """A passage, or what is wrong with the row."""
+    """A passage, or the row's problem."""
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

@@ -130,7 +130,7 @@ def f1(first: frozenset[str], second: frozenset[str]) -> float:
 
 
 def best_passage(page: str, excerpt: str, around_chars: int) -> str:
-    """Return the passage that the excerpt was taken from with what is around it, about `2 * around_chars` characters.
+    """Return the passage that the excerpt was taken from with its surroundings, about `2 * around_chars` characters.
 
     As in the evaluation of ARPO: the sentence whose words overlap most with the excerpt's (F1 of the two sets), if that
     is more than a fifth, and so many characters before and after it; otherwise the beginning of the page.

@@ -25,7 +25,7 @@ def normalised(query: str) -> str:
 
 
 def checked_query(query: object, tool: str) -> str:
-    """The normalised query. Raises `ToolError`, whose text says to the model what is wrong."""
+    """The normalised query. Raises `ToolError`, whose text names the problem for the model."""
     if not isinstance(query, str):
         raise ToolError(f"{tool}: the query must be a text")
     query = normalised(query)

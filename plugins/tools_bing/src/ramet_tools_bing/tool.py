@@ -1,4 +1,4 @@
-"""The tool `search`: a query in, what was found out. It says who answers, and remembers what was paid for."""
+"""The tool `search`: a query in, results out. It reports the provider, and keeps paid answers."""
 
 from __future__ import annotations
 

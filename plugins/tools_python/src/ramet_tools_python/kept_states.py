@@ -69,7 +69,7 @@ class KeptStates:
     async def run(self, state: KeptState, code: str) -> PythonResult:
         """Run a program with the variables of the state. Raises `InfraError`, `ConfigError` as `Sandbox.run`.
 
-        A caller that is cancelled does not end the program, since what it does to the state must not stop half-way.
+        A caller that is cancelled does not end the program, since its changes of the state must not stop half-way.
         """
         state.check()
         queued = time.monotonic()
@@ -90,7 +90,7 @@ class KeptStates:
             forked = asyncio.create_task(self._ask(state, {"fork": state.id, "to": copy.id}))
             try:
                 await self._undisturbed(forked)
-            except asyncio.CancelledError:  # otherwise what is made all the same stays open
+            except asyncio.CancelledError:  # otherwise a state that is made meanwhile stays open
                 self._keep_running(asyncio.create_task(self._close_forked(forked, copy)))
                 raise
             except BaseException:

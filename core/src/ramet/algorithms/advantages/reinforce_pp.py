@@ -5,7 +5,7 @@
 
 The first has its KL penalty in the rewards of tokens: `train.kl_estimator=k1-reward`. A time step is a sampled token
 (`steps`). With `skip_inserted=false` the sum ends at the next inserted token, as in the released code, where no reward
-reaches what was sampled before a tool result.
+reaches tokens before a tool result.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Ping:
     """A worker's answer to a ping."""
 
     lines: list[LogLine]  # since the last ping
-    progress: RolloutProgress | PassProgress | None = None  # of what it is doing
+    progress: RolloutProgress | PassProgress | None = None  # of its current work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,7 +232,7 @@ class PolicyActor(Actor, PolicyRank):
             self._broadcaster = Broadcaster(options, resolve_device(self.spec.model))
 
     def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Names, types and shapes of what is broadcast."""
+        """Names, types and shapes of the broadcast tensors."""
         return [(name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in self.engine_shapes()]
 
     def broadcast_weights(self) -> None:

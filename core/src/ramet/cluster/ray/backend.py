@@ -65,7 +65,7 @@ class RayBackend:
             await run_together(self.policy.open(), self.rollouts.workers.open({}))
             return
         await self.policy.open()
-        await self.policy.call(PolicyActor.rest)  # vLLM takes its share of what is free now
+        await self.policy.call(PolicyActor.rest)  # vLLM takes its share of the memory that is free now
         rank_devices = [rank.process.devices if rank.process is not None else () for rank in self.policy.ranks]
         devices = {
             number: tuple(device for rank in self.policy.ranks_beside(number) for device in rank_devices[rank])

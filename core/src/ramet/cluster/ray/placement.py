@@ -38,7 +38,7 @@ class PlacementSlot:
     bundle: int
     cpus: float
     gpus: float
-    threads: int | None = None  # for what it computes; None: as Ray sets it, from `cpus`
+    threads: int | None = None  # for its computing; None: as Ray sets it, from `cpus`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class RayRollouts:
         self._config = pool.config
         self._owns_pool = owns_pool
         self._metrics = RolloutMetrics(pool.config.rollout.first_tokens)
-        self._kept: list[Counts] = []  # for `metrics`, from before what it leaves out
+        self._kept: list[Counts] = []  # for `metrics`, from before uncounted work
         self._restarts_reported = 0
         self._progress = ProgressCounter()  # of groups that are back, and of how many there will be
 

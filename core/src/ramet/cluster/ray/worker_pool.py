@@ -95,7 +95,7 @@ class WorkerPool:
 
     def fail(self, error: Exception, *, policy: bool = False) -> None:
         """The run cannot continue: all that waits in `unless_failed`, now and later, raises `error`. `policy`: it has
-        failed itself; otherwise what it has learned can still be saved.
+        failed itself; otherwise its weights can still be saved.
         """
         for failure in (self._failure, self._policy_failure) if policy else (self._failure,):
             if not failure.done():
@@ -132,7 +132,7 @@ class WorkerPool:
         self.session.close()
 
     async def _shut_down(self, worker: RayWorker) -> None:
-        """Let it close what it has open, and forward the last of its log."""
+        """Let it close its resources, and forward the last of its log."""
         with contextlib.suppress(Exception):
             if hasattr(worker.actor, "close"):
                 await worker.call(SHUTDOWN_S, RolloutActor.close)

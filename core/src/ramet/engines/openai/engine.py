@@ -113,7 +113,7 @@ class OpenAIEngine:
             if not as_ids or not any(word in str(error).lower() for word in TEXT_WORDS):
                 raise
             reply = await self._client.post("/completions", self._body(request, as_ids=False), affinity=affinity)
-            self._ask_for_text(str(error))  # what is refused as text too, as a prompt that is too long, says nothing
+            self._ask_for_text(str(error))  # not reached if the text is refused too, such as a prompt that is too long
         server_reply = read_reply(reply, request, self._encoder)
         if as_ids and not server_reply.has_ids:
             self._ask_for_text("its replies have no token_ids")

@@ -1,4 +1,4 @@
-"""Continuous batching: the choice of what is computed next. Synchronous and free of threads.
+"""Continuous batching: the choice of the next computation. Synchronous and free of threads.
 
 A round admits waiting requests to slots, computes at most `prefill_tokens` of prompts, and decodes one token for every
 sequence whose prompt is complete; both in one pass, unless it is deterministic. Prefill stops one token short of the
@@ -117,7 +117,7 @@ class TorchBatcher:
         return events + self._decode([])
 
     def abort(self, request_id: str) -> list[Event]:
-        """End a request with what it has; unknown ids pass."""
+        """End a request with its tokens so far; unknown ids pass."""
         for sequence in self._all():
             if sequence.request.id == request_id:
                 return self._finish(sequence, FinishReason.ABORT, None)
@@ -185,7 +185,7 @@ class TorchBatcher:
         return events
 
     def _lost_parent(self, sequence: RunningSequence) -> ValueError | None:
-        parent = sequence.request.fork_of if sequence.lost is None else ""  # what is computed again needs none
+        parent = sequence.request.fork_of if sequence.lost is None else ""  # a repeated sequence needs none
         if not (self._runner.deterministic and parent) or self._table.holds(parent) or self._table.holds(sequence.key):
             return None
         return ValueError(

@@ -70,7 +70,7 @@ class BatchState:
         self._entropies = torch.zeros(slots, length, dtype=torch.float32, device=device)
 
     def start(self, slot: int, sampling: Sampling, seed: int, prompt: int, context: Tokens) -> None:
-        """Prepare a slot to sample after a prompt of so many tokens. `context` is the prompt, and what was sampled
+        """Prepare a slot to sample after a prompt of so many tokens. `context` is the prompt, and the tokens sampled
         before an update in flight; its last token is fed first.
         """
         self.token[slot] = int(context[-1])
@@ -235,7 +235,7 @@ class ModelRunner:
         self._forward.load(weights)
 
     def clear(self, slot: int, start: int) -> None:
-        """Remove what is not finite from a slot, whose sequence is `start` tokens long now."""
+        """Remove values that are not finite from a slot, whose sequence is `start` tokens long now."""
         self._forward.cache.clear(slot, start)
         self._state.position[slot] = start
 

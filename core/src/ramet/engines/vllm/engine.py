@@ -148,7 +148,7 @@ class VllmEngine:
         await self._call(self._service.receive_chunk(info))
 
     async def finish_update(self, version: int) -> None:
-        """Serve by what was received."""
+        """Serve with the received weights."""
         await self._call(self._service.finish_update(version))
 
     async def sleep(self) -> None:
@@ -228,7 +228,7 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        """Cancel what is left and end the thread."""
+        """Cancel the remaining tasks and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

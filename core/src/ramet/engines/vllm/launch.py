@@ -1,4 +1,4 @@
-"""Starting vLLM: its options, the environment that its processes inherit, and errors that say what was wrong."""
+"""Starting vLLM: its options, the environment that its processes inherit, and errors that name the cause."""
 
 from __future__ import annotations
 

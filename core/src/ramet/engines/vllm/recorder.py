@@ -1,8 +1,8 @@
 """Exact log-probabilities and entropies of sampled tokens, noted in a worker of vLLM during its steps; without vLLM.
 
-One step's log-softmax is computed at each request's temperature before the step is sampled, and what was sampled is
-taken from it afterwards. No line here waits for the device, since vLLM schedules a step while the one before it
-computes: a step's numbers are copied to pinned memory in the order of the device's work, and read once that copy has
+One step's log-softmax is computed at each request's temperature before the step is sampled, and the sampled tokens'
+values are taken from it afterwards. No line here waits for the device, since vLLM schedules a step while the one before
+it computes: a step's numbers are copied to pinned memory in the order of the device's work, and read once that copy has
 ended, as it has when the step's tokens are delivered.
 """
 
@@ -30,7 +30,7 @@ class SequenceNumbers:
     versions: list[int] = field(default_factory=list)
 
     def put(self, position: int, logprob: float, entropy: float, version: int) -> None:
-        """Put the numbers at `position`, instead of what was sampled after a part of a prompt, which vLLM dropped."""
+        """Put the numbers at `position`, instead of those sampled after a part of a prompt, which vLLM dropped."""
         if position > len(self.logprobs):
             raise RuntimeError(f"sampled token {position} was measured after {len(self.logprobs)} others")
         for numbers in (self.logprobs, self.entropies, self.versions):
@@ -87,7 +87,7 @@ class LogprobRecorder:
     def measure(self, logits: Tensor, temperatures: Tensor, requests: Sequence[BatchedRequest]) -> None:
         """Measure a step before it is sampled: logits `[R, V]`, temperatures `[R]`."""
         logps = torch.log_softmax(logits / temperatures[:, None], dim=-1)
-        # By rows, since what is computed here is not part of the memory that vLLM has measured.
+        # By rows, since this memory is not part of the memory that vLLM has measured.
         entropies = torch.cat([-(rows.exp().mul_(rows)).sum(dim=-1) for rows in torch.split(logps, ROWS)])
         tokens = [(request.name, len(request.output)) for request in requests]
         self._step = MeasuredStep(logps, entropies, tokens, self.version)

@@ -111,7 +111,7 @@ class VllmService:
         except EngineGenerateError as error:
             raise InfraError(f"request {request.id!r}: vLLM failed: {error.__cause__}") from error
         except asyncio.CancelledError:
-            self._check_works()  # the end of the engine cancels what is running
+            self._check_works()  # the end of the engine cancels running tasks
             raise
         finally:
             del self._running[running.name]

@@ -65,7 +65,7 @@ class Receiver(Protocol):
     """One way for weights to come, in a worker."""
 
     def load(self, told: dict[str, Any]) -> None:
-        """Receive what is described and load it into the worker's model; loaded when it returns."""
+        """Receive the described tensors and load them into the worker's model; loaded when it returns."""
         ...
 
     def finish(self) -> None:

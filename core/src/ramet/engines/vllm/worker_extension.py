@@ -83,7 +83,7 @@ class WorkerExtension:
             cache.zero_()
 
     def ramet_set_version(self, version: int) -> None:
-        """Set the version of what is sampled from now on."""
+        """Set the version of tokens that are sampled from now on."""
         _RECORDER.version = version
 
 

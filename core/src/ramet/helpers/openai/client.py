@@ -92,7 +92,7 @@ class OpenAIClient:
         `prompt` names the prompt with its version, for the record of what judges were asked; it is not sent.
 
         `cached`: an equal request is answered from the file, if `start` named one. A text that `check` refuses is not
-        kept; the server is asked once more, and what it says then is returned. `deadline_s` bounds all attempts and
+        kept; the server is asked once more, and its second reply is returned. `deadline_s` bounds all attempts and
         waits together. Raises `InfraError`; `RequestRefused` if no attempt can succeed.
         """
         ask = partial(self._chat, messages, parameters, check, deadline_s=deadline_s, cached=cached, affinity=affinity)

@@ -41,7 +41,7 @@ class ChatExchange:
         return cls(**{**body, "messages": tuple(Message(**message) for message in body["messages"])})
 
     def answer(self) -> ChatReply:
-        """Return what the client returned, or raise what it raised."""
+        """Return the client's reply, or raise its error."""
         if self.status is not None:
             raise RequestRefused(self.error or "", status=self.status)
         if self.reply is None:

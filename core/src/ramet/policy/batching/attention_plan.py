@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of a kernel, for n runs. Where Q = K, a query sees what is up to it."""
+    """One call of a kernel, for n runs. Where Q = K, a query sees the keys up to it."""
 
     n_runs: int
     n_queries: int  # Q
@@ -82,7 +82,7 @@ class AttentionPlan:
     path_starts: Tensor  # [R + 1] int32: where its path begins in `paths`
     longest: int  # of the runs
     longest_path: int
-    # For kernels that take a rule of what is seen: the position after the last that has this one in its path. All that
+    # For kernels that take a rule of visible keys: the position after the last that has this one in its path. All that
     # are in between have it too.
     ends: Tensor  # [S] int32
 

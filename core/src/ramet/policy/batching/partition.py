@@ -76,7 +76,7 @@ def drawn_rows(rows: Sequence[Row], train: TrainConfig, *, seed: int, step: int,
     """Return the rows of every optimiser step, drawn by `minibatches` as rows or as complete groups.
 
     Where there are fewer groups than `train.minibatches`, rows are drawn nevertheless: how many optimiser steps a step
-    has does not depend on what is drawn.
+    has does not depend on the drawn rows.
     """
     units = groups_of(rows) if whole_groups else []
     if len(units) < train.minibatches:
@@ -147,7 +147,7 @@ def _least_load(groups: Sequence[Trie], n_parts: int, *, budget: int, most_keys:
 
 
 def _limits(groups: Sequence[Trie], n_parts: int, *, budget: int, cost: Cost) -> list[int]:
-    """Unique tokens of a tree, descending: from as many as fit, to half of an even share or of what is fast in one
+    """Unique tokens of a tree, descending: from as many as fit, to half of an even share or of the fast number for one
     pass.
     """
     even = sum(group.n_tokens for group in groups) / n_parts

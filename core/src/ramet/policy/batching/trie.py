@@ -37,7 +37,7 @@ class Trie:
 
     @property
     def n_pairs(self) -> int:
-        """Number of pairs of a unique token and what it attends to: itself and its path."""
+        """Number of pairs of a unique token and a token that it attends to: itself and its path."""
         return sum(_triangle(end) - _triangle(start) for start, end in zip(self.shared, self.lengths, strict=True))
 
     @property

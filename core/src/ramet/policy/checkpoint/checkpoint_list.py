@@ -18,7 +18,7 @@ class CheckpointEntry:
     size: int  # bytes
     written: float  # seconds since the epoch
     leftover: bool
-    problems: Sequence[str]  # what is wrong with a checkpoint; empty if it verifies
+    problems: Sequence[str]  # of a checkpoint; empty if it verifies
     resume: bool = False  # a resume would take this one
     score: CheckpointScore | None = None  # of its validation
     best: bool = False  # train.keep_best keeps this one

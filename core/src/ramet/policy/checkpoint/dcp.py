@@ -123,7 +123,7 @@ class _Unpickler(pickle.Unpickler):
 def _member(enumeration: object, name: str) -> _MEM_FORMAT_ENCODING:
     """Return the member of this name: Python 3.11.2 writes a member of an enumeration as a call of `getattr`.
 
-    Raises `pickle.UnpicklingError` for what is not torch's enumeration of memory formats.
+    Raises `pickle.UnpicklingError` for anything but torch's enumeration of memory formats.
     """
     if enumeration is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
         raise pickle.UnpicklingError(f"reads {name!r} of {enumeration!r}, which a table of contents has no use for")

@@ -26,7 +26,7 @@ class EventOrder(Protocol):
     def push(self, event: RolloutEvent) -> None: ...
 
     def drop(self, path: BranchPath) -> None:
-        """A rollout was stopped: nothing more comes from it, and what it has reported is not decided."""
+        """A rollout was stopped: nothing more comes from it, and its reported events are not decided."""
         ...
 
     def pop(self) -> RolloutEvent | None:

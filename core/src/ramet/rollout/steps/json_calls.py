@@ -37,7 +37,7 @@ class JsonCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MalformedCall:
-    """`text` says to the model what is wrong."""
+    """`text` names the problem for the model."""
 
     text: str
 
@@ -156,7 +156,7 @@ def _call(value: Any, form: str) -> Found:
     if not isinstance(name, str) or not name:
         return MalformedCall(text=f'The tool call names no tool: "name" must be a text. Expected: {example(form)}')
     written_keys = [key for key in KEYS.values() if value.get(key) is not None]
-    # A tool may need none; its schema says what is missing.
+    # A tool may need none; its schema names missing ones.
     arguments = value[written_keys[0]] if written_keys else {}
     if not isinstance(arguments, dict):
         return MalformedCall(text=f'The "{written_keys[0]}" of the {visible(name[:80])} call must be a JSON object.')

@@ -5,7 +5,7 @@ in this turn, so no example in the prompt and no tool result can ever be execute
 call, closing tag without an opening one, bad JSON) back as a result, and the rollout continues.
 
 A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the
-task's system message names and that this rollout does not have. The model is given a text on that, and what it wrote is
+task's system message names and that this rollout does not have. The model gets a text on that, and its own text is
 trained as usual.
 
 Results are wrapped as the released ARPO wraps them: a space, `<result>`, newline, text, newline, `</result>`.
@@ -216,7 +216,7 @@ class Tags:
 def _call(generation: Generation, stops: _Stops, tools: Sequence[ToolSchema], turn: int) -> ToolCall:
     """The call that ended a turn. The core answers and counts one of an unknown tool.
 
-    Raises `ToolError` for what is not a call of its tool.
+    Raises `ToolError` for anything but a call of its tool.
     """
     assert generation.stop is not None
     if (missing := stops.missing.get(generation.stop)) is not None:
@@ -250,7 +250,7 @@ def _type_name(spec: Mapping[str, Any]) -> str:
 def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
     """A tool with one required string gets the text, without surrounding space; others get a JSON object.
 
-    Raises `ToolError` for what is neither.
+    Raises `ToolError` for other texts.
     """
     text = (textwrap.dedent(content) if "\n" in content else content).strip()
     if not text:

@@ -1,7 +1,7 @@
 """Whether a written trace keeps the format of tags: asked before a model learns from it.
 
-A trace that breaks the format is cut wrongly into what is trained and what is masked, and nothing would show it: a
-result that is never closed reaches to the end of the next one.
+A trace that breaks the format is cut wrongly into trained and masked parts, and nothing would show it: a result that is
+never closed reaches to the end of the next one.
 
 Reasoning may contain calls and their results. The content of a call, an answer or a result is not markup: it may be any
 text without the tags at which the turn of a rollout ends.

@@ -22,7 +22,7 @@ LAST_WORDS = 400  # bytes of what a server that failed wrote to its standard err
 CHUNK, CHUNKS = 1 << 16, 64  # bytes read from there at once, and how often after its end
 PROBE_TIMEOUT_S = 5.0  # for a server that gave no answer to a call and is asked for its tools
 SESSION_GONE = "Session terminated"  # how the client library says that a server over HTTP knows no such session
-BROKEN_STREAM = "SSE stream failed"  # and that what it sent cannot be read, or is too long
+BROKEN_STREAM = "SSE stream failed"  # and that its text cannot be read, or is too long
 MAX_PAGES, MAX_TOOLS = 100, 1000  # that a server may list
 READ_TIMEOUT_S = 300.0  # of one HTTP request; the time-out of the tool is what usually ends a call
 
@@ -41,7 +41,7 @@ class McpConnection:
     def __init__(self, config: McpConfig) -> None:
         self._config = config
         self._client: Any = None
-        self._unread = ""  # what it wrote to its standard output instead of a message, in words
+        self._unread = ""  # its standard output that is not a message, in words
         self._is_doubtful = False  # no request has been answered since one was given up
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()

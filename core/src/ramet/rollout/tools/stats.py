@@ -22,7 +22,7 @@ class ToolStats:
     exceptions: Counter[str] = field(default_factory=Counter)  # of the errors, those that a function raised, by type
     wait_s: list[float] = field(default_factory=list)
     run_s: list[float] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)  # what it asked for
+    waits_s: list[float] = field(default_factory=list)  # the waits that it asked for
 
     def add(self, other: ToolStats) -> None:
         """Take in what the same tool did in another worker."""

@@ -71,7 +71,7 @@ def _short(value: Any) -> str:
 def fit(text: str, max_tokens: int, encoder: Encoder) -> tuple[str, bool]:
     """The text as the model may see it, and whether it was cut.
 
-    Three quarters of what is kept come from the head and one from the tail: errors are at the end.
+    Three quarters of the kept text come from the head and one from the tail: errors are at the end.
     """
     window = max_tokens * CHARS_PER_TOKEN
     if len(text) > window:

@@ -127,7 +127,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def remove_boxed(box: str | None) -> str:
-    """Raise `ValueError` for what is not a box."""
+    """Raise `ValueError` for anything but a box."""
     if box is not None and box.startswith("\\boxed "):
         return box.removeprefix("\\boxed ")
     if box is None or not box.startswith("\\boxed{") or not box.endswith("}"):

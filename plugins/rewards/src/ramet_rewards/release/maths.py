@@ -45,7 +45,7 @@ def is_equiv(one: Any, other: Any) -> bool:
 
 
 def strip_string(text: str) -> str:
-    """Raises `ValueError` and `IndexError` for what it cannot take apart."""
+    """Raises `ValueError` and `IndexError` for texts that it cannot take apart."""
     for old, new in (
         ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
         ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),

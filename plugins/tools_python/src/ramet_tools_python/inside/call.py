@@ -26,7 +26,7 @@ class Capture:
         os.set_blocking(self.read_end, False)
 
     def read(self, limit: int) -> bool:
-        """Take what is there, at most `limit` bytes in all. False: the stream has ended."""
+        """Take the available bytes, at most `limit` in all. False: the stream has ended."""
         while self.total <= limit:
             try:
                 data = os.read(self.read_end, 1 << 16)
@@ -72,7 +72,7 @@ class Clock:
 
 
 class End(NamedTuple):
-    """`verdict` None: the process ended by itself. `rc` is what it said of its program, if it lives on."""
+    """`verdict` None: the process ended by itself. `rc`: its report on its program, if it lives on."""
 
     verdict: str | None
     rc: int | None = None

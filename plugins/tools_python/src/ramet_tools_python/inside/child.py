@@ -1,4 +1,4 @@
-"""The process of a program: gives up what it must not have, then waits for the program and runs it.
+"""The process of a program: gives up its privileges and files, then waits for the program and runs it.
 
 It is forked before its program is known, so that the program need not wait for that. Where variables are kept, it goes
 on after a program, and makes copies of itself when the slot asks for one.

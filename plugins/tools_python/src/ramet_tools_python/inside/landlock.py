@@ -70,5 +70,5 @@ def _allow(rules: int, path: str, allowed: int) -> None:
 
 
 def restrict(rules: int) -> None:
-    """Restrict this process and what it starts, for good."""
+    """Restrict this process and its children, for good."""
     processes.call(syscalls.here().numbers["landlock_restrict_self"], rules, 0)

@@ -142,8 +142,8 @@ def kill_children(spare: frozenset[int] = frozenset(), patience_s: float = 2.0) 
 
 
 def kill_descendants(spare: set[int], patience_s: float = 2.0) -> bool:
-    """Kill all that came from this process but `spare`, whose children are not spared, and reap what is or becomes a
-    child of this one. False: some remain, or /proc does not tell."""
+    """Kill all that came from this process but `spare`, whose children are not spared, and reap the present and later
+    children of this one. False: some remain, or /proc does not tell."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         strays = descendants()

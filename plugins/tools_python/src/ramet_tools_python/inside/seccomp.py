@@ -1,8 +1,8 @@
 """Filters of system calls: no network, no processes, nothing that reaches other processes or the kernel's rare parts.
 
-Not a list of what is allowed but of what is refused, since libraries use many calls; calls that are newer than this
-list are refused too. A refused call fails with EPERM, so that programs see `PermissionError`. Landlock cannot do this
-part: it covers neither UDP nor sockets of the machine, processes, or shared memory (the kernel's
+Not a list of allowed calls but of refused ones, since libraries use many calls; calls that are newer than this list are
+refused too. A refused call fails with EPERM, so that programs see `PermissionError`. Landlock cannot do this part: it
+covers neither UDP nor sockets of the machine, processes, or shared memory (the kernel's
 `Documentation/userspace-api/landlock.rst`, "Current limitations").
 
 A program whose variables are kept must be copied by a fork, although it may not fork by itself. There a second filter

@@ -23,7 +23,7 @@ _FORKS_OF_A_COPY = 2  # see `child._copy`
 
 
 class BrokenWorker(Exception):
-    """The process did not come up, or no longer does what it is asked. The message is for our logs."""
+    """The process did not come up, or does not serve requests any more. The message is for the logs."""
 
 
 class Listener:
