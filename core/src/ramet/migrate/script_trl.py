@@ -96,7 +96,7 @@ class _TrlReader:
         """Add what this call was given, and what its result was given afterwards."""
         given = dict(zip(POSITIONS[_name(call.func)], call.args, strict=False))
         for node in call.args[len(given) :]:
-            self.script.remark(f"`{ast.unparse(node)[:80]}` is not read: only its place tells its meaning")
+            self.script.remark(f"`{ast.unparse(node)[:80]}` is not read: only its place gives its meaning")
         for keyword in call.keywords:
             if keyword.arg is not None:
                 given[keyword.arg] = keyword.value
