@@ -26,12 +26,24 @@ PLAIN = {  # words that are never needed, outside of code and quotations -> what
     r"(?:that|those) of": "the noun again",
     r"(?<!ramet )(?<!ramet-)play(?:s|ed|ing)?": "run(s)",
     r"(?:any|every|no|some)thing else": "otherwise, only, other NOUNS",
-    r"(?<!there )is no (?!such|longer)\w+|(?-i:(?:is|are|was|were) none)": "is not a, has no, without",
+    r"(?<!there )is no (?!such|longer)\w+|(?<!there )(?-i:(?:is|are|was|were) none)": "is not a, has no, without",
     r"(?:is|are|was|were) said|put right|let go|by heart|made up for": "is logged, repaired, released",
     r'(?<!f")alone': "only",
     r"(?<!<)whole(?! numbers?)": "complete, intact, all of",
 }
-LATER = {"api.py", "check", "cli", "config", "diagnosis", "doctor", "evaluate", "export", "report", "tracking"}
+LATER = {
+    "api.py",
+    "check",
+    "cli",
+    "config",
+    "diagnosis",
+    "doctor",
+    "evaluate",
+    "export",
+    "history",
+    "report",
+    "tracking",
+}
 OPTIONS = {"config.py", "options.py"}  # help texts
 CODE = re.compile(r"`[^`]*`|\{[^{}]*\{[^{}]*\}[^{}]*\}|\{[^{}]*\}")  # in backticks, or an expression of an f-string
 FOR_MODELS = {  # what the policy or a judge reads

@@ -1,7 +1,7 @@
-"""How many bytes of disk a training's checkpoints and its model take, before anything is written.
+"""Bytes of disk for a training's checkpoints and its model, before anything is written.
 
-A checkpoint holds what is trained, and AdamW's two moments of it, in float32: 12 bytes a parameter, of LoRA the parameters of
-the adapter; and the same of the critic, if there is one. DeepSpeed keeps the weights of its passes in addition.
+A checkpoint has the trained parameters and AdamW's two moments of them, in float32: 12 bytes a parameter. With LoRA
+only the adapter's parameters count. A critic adds the same. DeepSpeed keeps the weights of its passes in addition.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ramet.planning.memory_policy import MASTER, TrainedModel
 from ramet.planning.memory_sft import SftInputs
 from ramet.planning.model_shape import count
 from ramet.planning.run_plan import nearest_folder
-from ramet.tracking.columns import amount
 from ramet.types import Need
 
 STATES = 3  # of a trained parameter: itself and two moments
+GB = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +33,20 @@ class DiskPlan:
 
     @property
     def need(self) -> int:
-        """Bytes when most is there: a checkpoint is complete before the oldest is deleted."""
+        """Bytes at most: a checkpoint is complete before the oldest is deleted."""
         return self.checkpoint * (self.kept + bool(self.kept)) + self.model
 
     def __str__(self) -> str:
         checkpoints = (
-            f"{self.kept} checkpoint{'s' * (self.kept != 1)} of about {amount(self.checkpoint)} kept, and one more "
+            f"{self.kept} checkpoint{'s' * (self.kept != 1)} of about {_gb(self.checkpoint)} kept, and one more "
         )
         checkpoints += "while it is written; "
-        free = "" if self.free is None else f"; {amount(self.free)} free"
-        line = f"{checkpoints if self.kept else ''}model/ {amount(self.model)}; {amount(self.need)} in all{free}"
+        free = "" if self.free is None else f"; {_gb(self.free)} free"
+        line = f"{checkpoints if self.kept else ''}model/ {_gb(self.model)}; {_gb(self.need)} in all{free}"
         if self.free is None or self.free >= self.need:
             return line
         fewer = ": free some space, or keep fewer checkpoints" if self.kept else ": free some space"
-        return f"{line}\nwarning: the disk has {amount(self.need - self.free)} less than that{fewer}"
+        return f"{line}\nwarning: the disk has {_gb(self.need - self.free)} less than that{fewer}"
 
 
 def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
@@ -71,3 +71,7 @@ def checkpoint_bytes(inputs: Inputs) -> int:
         head = ((1, values.hidden),)
         models.append(TrainedModel(shape=values, config=inputs.config, ranks=1, cuda=False, head=head))
     return STATES * MASTER * sum(count(model.trained) for model in models)
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.3g} GB"

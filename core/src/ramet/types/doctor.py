@@ -99,7 +99,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """What a check of a run reads. `groups` is a sample in the order of steps: a run may have recorded far more."""
+    """The input of a check of a run. `groups` is a sample in the order of steps: a run may have recorded far more."""
 
     folder: Path
     job: str  # "train", "sft" or "eval"
