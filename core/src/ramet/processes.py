@@ -62,10 +62,10 @@ def end_with_owner() -> None:
 def end_by_parent_alone() -> None:
     """Have SIGTERM end this process, from now on, only if its parent has sent it.
 
-    What stops a run (a job system, `timeout`, a shell) may send SIGTERM to every process of it. Its main process
-    saves and ends the others; those must not end before. Called in the main thread of a process that was started with
-    SIGTERM blocked, so that none of its threads is given it; the handler that SIGTERM has then is called when it
-    comes from the parent.
+    What stops a run (a job system, `timeout`, a shell) may send SIGTERM to every process of it. Its main process saves
+    and ends the others; those must not end before. Called in the main thread of a process that was started with SIGTERM
+    blocked, so that none of its threads gets it. The handler that SIGTERM has then is called when it comes from the
+    parent.
     """
     if not hasattr(signal, "sigwaitinfo"):  # macOS, which does not say who sent a signal
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -154,8 +154,8 @@ def _stat(pid: int) -> list[str]:
 class ProcessReaper:
     """Kills what the programs of a library leave running after this process, or after `reap`.
 
-    A process belongs to the reaper if it was started inside `tagging` or with `tag`, or by one that was; or if it has
-    a file open below a folder that was given to `watch_folder`, for programs that overwrite their environment.
+    A process belongs to the reaper if it was started inside `tagging` or with `tag`, or by such a process. It also
+    belongs if it has a file open below a folder of `watch_folder`, for programs that overwrite their environment.
     """
 
     def __init__(self) -> None:

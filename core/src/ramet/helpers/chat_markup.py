@@ -20,7 +20,7 @@ def neutralise_chat_markup(text: str) -> str:
     """Return `text` with nothing in it that a chat model's tokenizer takes for a special token.
 
     For text from outside (an answer of the policy, a page, a server's description) in a prompt that another program
-    tokenises: servers parse special tokens wherever they stand, so such text could end its message and write the next
+    tokenises. Servers parse special tokens wherever they stand, so such text could end its message and write the next
     one. The first sign of whatever has the form of a special token of any known family is spelled as in HTML:
     `&lt;|im_end|>`, `&#91;INST]`. What Ramet tokenises itself needs it not: see `Untrusted`.
     """

@@ -1,7 +1,7 @@
 """The last line of a terminal, drawn again and again, while full lines are printed above it by anyone.
 
-Not `rich.live`: it hides the cursor, which a process that ends at once leaves hidden (a second Ctrl-C); it sends what
-is written to stderr to stdout; and it breaks the lines that others print at the width of the terminal.
+Not `rich.live`, for three reasons. It hides the cursor, which a process that ends at once (a second Ctrl-C) leaves
+hidden. It sends stderr to stdout. It breaks the lines of other writers at the width of the terminal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`model.attention=flex`: torch's FlexAttention (arXiv 2412.05496) over packed rows, prefixes computed once or not.
 
-The kernel is given a packed row as it is, and a rule of which key a query sees. Tokens are laid out so that one number
-for each says all: what descends from a token, in its own sequence or in those that fork after it, directly follows it
-(a trie in the order of a depth-first walk), so a query sees the keys before it whose descendants end after it. Without
-forks a token's descendants end where its sequence does. Nothing is gathered, and blocks of keys that no query of a
-block sees are skipped.
+The kernel is given a packed row as it is, and a rule of which key a query sees. Tokens are laid out as a trie in the
+order of a depth-first walk: the descendants of a token, in its own sequence or in forks of it, directly follow it. So
+one number for each token is enough: a query sees the keys before it whose descendants end after it. Without forks a
+token's descendants end where its sequence does. Nothing is gathered, and blocks of keys that no query of a block sees
+are skipped.
 
 Compiled by torch it is one kernel in each direction, which adds up gradients in float32; on a CPU torch has only the
 forward pass, and another that keeps all scores. `bench/gpu` runs the kernel; tests run torch's own reference.

@@ -97,9 +97,9 @@ class TrainedModel:
     @property
     def paths(self) -> int:
         """P, where prefixes are computed once (`policy.share_prefixes`), otherwise 0: positions on the paths of all
-        runs of T tokens. Every path is a row's, and a token is on one of each rollout of its group at most: rows *
-        longest or group_size * T, whichever is less, reached by rollouts that differ only at their ends; and the
-        batching's own limit. FlexAttention gathers nothing: T.
+        runs of T tokens. Every path is a row's, and a token is on at most one path of each rollout of its group. So P
+        is at most rows * longest and at most group_size * T, reached by rollouts that differ only at their ends. The
+        batching has its own limit. FlexAttention gathers nothing: T.
         """
         policy, device = self.config.policy, "cuda" if self.cuda else "cpu"
         attention = chosen_attention(self.config.model, device, plain=self.shape.plain)

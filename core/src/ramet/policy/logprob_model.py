@@ -3,8 +3,8 @@
 Only positions that predict a trained token go through the output head, which is most of the memory and, for small
 models, much of the time. That needs a model whose logits are exactly its head's output: `check_head`.
 
-Body, head and log-probabilities are one module, since the head is used outside the model's own forward pass: FSDP
-gathers weights where a module's forward begins, so sharding must begin here; then tied embeddings are one parameter of
+Body, head and log-probabilities are one module, since the head is used outside the model's own forward pass. FSDP
+gathers weights where a module's forward begins, so sharding must begin here. Then tied embeddings are one parameter of
 one group too.
 """
 

@@ -1,9 +1,9 @@
 """Whether a model was chosen by a validation, and on which tasks.
 
-The best of several validations is too high by chance on the tasks that it was chosen on: of 15 on 30 tasks with k=1 by
-about 12 points (the expected maximum of 15 normal values is 1.7 standard deviations). So `ramet train` warns of a
-choice on a split that `ramet eval` reports, `ramet export` writes the choice next to the weights, and an evaluation
-copies it into its results.
+The best of several validations is too high by chance on the tasks that it was chosen on. For 15 validations on 30 tasks
+with k=1 that is about 12 points (the expected maximum of 15 normal values is 1.7 standard deviations). So `ramet train`
+warns of a choice on a split that `ramet eval` reports, `ramet export` writes the choice next to the weights, and an
+evaluation copies it into its results.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ POISON = 7.0
 def check_advantage(estimator: AdvantageEstimator) -> None:
     """Raise `AssertionError` unless the estimator keeps the contract.
 
-    Shape, type, no gradient, finite, zero outside the mask, also where all rewards are equal; the same numbers
-    whatever the order of the rows, the numbers of groups, nodes and states, the padding and the values outside the
-    mask; inputs that `needs` does not name are absent; nothing in the batch is changed. Once without token rewards,
-    turn rewards and states, once with them.
+    Shape, type, no gradient, finite, zero outside the mask, also where all rewards are equal. The same numbers whatever
+    the order of the rows, the numbers of groups, nodes and states, the padding and the values outside the mask. Inputs
+    that `needs` does not name are absent. The batch stays unchanged. Once without token rewards, turn rewards and
+    states, once with them.
     """
     needs = expect_needs(estimator)
     for seed, extra in ((0, False), (1, True)):

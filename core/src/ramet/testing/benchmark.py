@@ -26,10 +26,10 @@ def check_benchmark(
 ) -> dict[str, int]:
     """Raise `AssertionError` unless the benchmark keeps the contract; returns the number of tasks by split.
 
-    Complete info; every split (or only `splits`) loads twice with the same, unique ids; a limit gives the first
-    tasks; an unknown split is a `ConfigError`; in the first `n_scored` tasks of each split (None: all), once all were
-    loaded, every gold answer scores 1 in the main metric and an empty reply 0. Data that is absent is reported as
-    "cannot load: …".
+    Complete info. Every split (or only `splits`) loads twice with the same, unique ids. A limit gives the first tasks.
+    An unknown split is a `ConfigError`. In the first `n_scored` tasks of each split (None: all), once all were loaded,
+    every gold answer scores 1 in the main metric and an empty reply 0. Data that is absent is reported as "cannot load:
+    …".
     """
     _check_info(getattr(benchmark, "info", None))
     expect_async(benchmark.score, "score")

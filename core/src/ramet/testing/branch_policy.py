@@ -60,10 +60,10 @@ VOCAB_SIZE = 1000
 def check_branch_policy(policy: BranchPolicy) -> None:
     """Raise `AssertionError` unless the policy keeps the contract.
 
-    Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts, turns
-    and tokens that exist; stops only rollouts that are running; `needs` only what branch policies are given; answers
-    the same for the same event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that
-    the policy's options do not fit.
+    Starts a root at `Start`. Never asks for more than is left of budgets 0, 1, 3 and 100. Forks only rollouts, turns
+    and tokens that exist, and stops only running rollouts. `needs` has only inputs of branch policies. Answers the same
+    for the same event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that the
+    policy's options do not fit.
     """
     if hasattr(policy, "needs"):
         unknown = expect_needs(policy) - GIVEN

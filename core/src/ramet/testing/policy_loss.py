@@ -25,10 +25,10 @@ POISON = 3.0
 def check_policy_loss(loss: PolicyLoss) -> None:
     """Raise `AssertionError` unless the loss keeps the contract.
 
-    Shape, finite, detached metrics, a gradient to `logprobs`; the same loss and gradient of every token however the
-    sequences are cut into micro-batches; no gradient to masked tokens and none of their values matters; inputs that
-    `needs` does not name are absent; `aggregation` names modes that there are; a loss that `old_logprobs` change says
-    `reads_ratio`; one that says `zero_without_advantage` is 0 then; nothing in the batch is changed.
+    Shape, finite, detached metrics, a gradient to `logprobs`. The same loss and gradient of every token however the
+    sequences are cut into micro-batches. No gradient to masked tokens, and no effect of their values. Inputs that
+    `needs` does not name are absent. `aggregation` names known modes. A loss that `old_logprobs` change sets
+    `reads_ratio`. A loss with `zero_without_advantage` is 0 then. The batch stays unchanged.
     """
     needs = expect_needs(loss)
     _check_aggregation(getattr(loss, "aggregation", None))

@@ -27,8 +27,8 @@ TASKS = (
 def check_reward(reward: Reward, *, tasks: Sequence[Task] = TASKS) -> None:
     """Raise `AssertionError` unless the reward keeps the contract.
 
-    One finite number, `Score` or None per rollout, in the group's order whatever that is; the same scores for the same
-    group; empty, unfinished and tool-using replies are scored too; the group is left as it is.
+    One finite number, `Score` or None per rollout, in the group's order. The same scores for the same group. Empty,
+    unfinished and tool-using replies are scored too. The group stays unchanged.
     """
     expect_async_call(reward)
 

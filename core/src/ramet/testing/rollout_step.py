@@ -56,9 +56,9 @@ def check_rollout_step(
 ) -> None:
     """Raise `AssertionError` unless the step keeps the contract.
 
-    Has one system prompt for the same tools; ends within `max_tool_calls` whatever the policy writes; inserts tool
-    results as `Untrusted` and never takes calls or answers from them; gives a tool's error to the model and lets an
-    `InfraError` pass; changes no state and keeps none between rollouts, also not between those that run at the same
+    Has one system prompt for the same tools. Ends within `max_tool_calls` whatever the policy writes. Inserts tool
+    results as `Untrusted` and never takes calls or answers from them. Gives a tool's error to the model and lets an
+    `InfraError` pass. Changes no state and keeps none between rollouts, also not between rollouts that run at the same
     time. A step that reads traces for SFT (`TraceReader`, `TemplateFormat`) reads the rollouts that it makes.
 
     An environment opens, forks and closes its states: a fork and its original do not see what the other does, or, with

@@ -6,8 +6,8 @@ With B = `train.tasks_per_step`, S = `train.staleness` and `trained` steps done,
 
 and steps take groups strictly in the order of their numbers, however long one of them needs. So tokens are sampled by
 weights at most S updates older than the weights that learn from them. Nothing is thrown away, which would starve long
-tasks. The data come in the same order in every run: group i has the task, and its rollouts have the keys, that it would
-have in step i // B + 1 of a run without staleness.
+tasks. The data come in the same order in every run: group i has the task of step i // B + 1 of a run without staleness,
+and its rollouts have the keys of that step.
 
 With dynamic sampling (`train.resample_rounds`, R) a step takes the next B groups with signal. It leaves out at most R *
 B groups without; further ones are taken, so that every step has its size. A group that is left out for sure gives its

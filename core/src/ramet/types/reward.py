@@ -34,9 +34,8 @@ class Reward(Protocol):
     first call, and `async def aclose(self) -> None` for the end of the run.
 
     Optional, before anything starts and before `start`: `def check_task(self, task: Task) -> str | None`, why a task
-    that it will judge cannot be judged (no gold answer, or one that it cannot read), reported with file and row; and
-    `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, problems of its options where these are the names of
-    all tools.
+    cannot be judged (no gold answer, or an unreadable one), reported with file and row. And
+    `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, problems of its options with these names of all tools.
 
     `per_rollout` True says that a score depends only on its own rollout. The core may then score a rollout as soon as
     it ends, in a group of one (for branch policies with `Need.REWARDS`).

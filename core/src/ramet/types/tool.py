@@ -45,9 +45,10 @@ class ToolResult:
 class Tool(Protocol):
     """Hook 5. Raise `ToolError` for the model's mistake. `InfraError` and any other exception mask the rollout.
 
-    Optional: the members of `Stateful` for state that belongs to one rollout, or, for tools of a set that share one
-    state, the attribute `state_owner`, the same `Stateful` in each; `async def start(self, services: Services) -> None`
-    before the first call, and `async def aclose(self) -> None` for the end of the run.
+    Optional: the members of `Stateful` for state that belongs to one rollout. Tools of a set that share one state have
+    the attribute `state_owner` instead, the same `Stateful` in each. Optional too:
+    `async def start(self, services: Services) -> None` before the first call, and `async def aclose(self) -> None` for
+    the end of the run.
     """
 
     schema: ToolSchema

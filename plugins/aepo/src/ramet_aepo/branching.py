@@ -5,10 +5,10 @@
 
 The first rollout of a group is the probe. When it has ended, H_root is the mean entropy of its first k tokens and
 H_tool the mean, over its turns after a tool result, of the same; their difference is scaled (`root_scale`). Nothing is
-forked before that, since m says how much budget there is for forks; then every turn that the probe and the rollouts
-started with it have sampled is decided on, earlier turns first, and later ones as they come. The probe is kept as one
-of the m. A probe that called no tool, or that was masked, says nothing about tools: the difference is 0, and half of
-the budget are roots.
+forked before that, since m decides the budget for forks. Then every turn that the probe and the rollouts started with
+it have sampled is decided on, earlier turns first, and later ones as they come. The probe is kept as one of the m. A
+probe that called no tool, or that was masked, says nothing about tools: the difference is 0, and half of the budget are
+roots.
 
 `change` is ARPO's, of a turn against the first turn of the rollout's root (`ramet.entropy_change`). l counts branch
 points: turns at whose beginning a fork was made, the fork's own first turn included. Budget that is left when

@@ -6,8 +6,8 @@
 
 With a token-mean loss and unchanged weights soft and hard have the same gradient; they differ where a loss averages
 over sequences, and once the ratio leaves the clip range. `multiplicity` weighs a shared token down, in each of its d
-copies by 1 / d (`one`) or 1 / sqrt(d) (`sqrt`, as TreeRL, arXiv 2506.11902); together they then count 1 or sqrt(d) in
-the loss, its KL and entropy terms and its denominators: `one` trains as if a shared prefix were stored once.
+copies by 1 / d (`one`) or 1 / sqrt(d) (`sqrt`, as TreeRL, arXiv 2506.11902). Together the copies count 1 or sqrt(d) in
+the loss, its KL and entropy terms and its denominators. `one` trains as if a shared prefix were stored once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The released schedule: rounds of one generation each, for all prompts of a step together.
 
-A round: every active row is continued by one engine call, and the slowest holds up all; all tool calls of the round
-run, and the slowest holds up all; each prompt with budget left copies active rows where its rule says so, older rows
-first; each prompt without an active row starts one fresh row. So a group's missing rollouts come one by one, and a
-branch is decided by the segment before the tool call. An entropy is compared with the first one ever seen at the row's
-place in a batch, from any prompt.
+A round: one engine call continues every active row, and all wait for the slowest. All tool calls of the round run, and
+all wait for the slowest. Each prompt with budget left copies active rows where its rule says so, older rows first. Each
+prompt without an active row starts one fresh row. So a group's missing rollouts come one by one, and a branch is
+decided by the segment before the tool call. An entropy is compared with the first one ever seen at the row's place in a
+batch, from any prompt.
 """
 
 from __future__ import annotations

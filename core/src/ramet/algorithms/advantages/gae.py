@@ -3,8 +3,8 @@
     delta_t = r_t + gamma V_{t+1} - V_t        A_t = sum_l (gamma lam)^l delta_{t+l}        R_t = A_t + V_t
 
 V_{t+1} is the value of the next *sampled* token (`steps`), and 0 after the last one. With `skip_inserted=false` time
-passes in tool results as well, as in the released code (its recursion runs over every position): they are discounted,
-and their value is 0, since the critic is asked for sampled tokens only. Without inserted tokens both agree.
+passes in tool results as well, as in the released code, whose recursion runs over every position. They are discounted,
+and their value is 0, since the critic is asked only for sampled tokens. Without inserted tokens both agree.
 
 Shapes: N rollouts, T response tokens, K time steps.
 """

@@ -94,7 +94,7 @@ def node_address() -> str:
 
 def use_node_interface() -> None:
     """Let gloo and NCCL connect over the interface of the address by which Ray knows this node, unless the user has
-    chosen one: by itself gloo takes what the host's name resolves to, which may be the loopback, or another network.
+    chosen one. By default gloo takes the address of the host's name, which may be the loopback, or another network.
     """
     name = interface_of(node_address())
     if name is not None:

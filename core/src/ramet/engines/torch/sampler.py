@@ -1,7 +1,7 @@
 """Sampling by the inverse of the cumulative distribution, at a uniform number that a counter decides.
 
-The uniform number is a hash of the request's seed and the token's position (splitmix64: Steele, Lea and Flood, 2014),
-so a token depends only on seed, position and distribution, never on the rest of the batch. Log-probabilities and
+The uniform number is a hash of the request's seed and the token's position (splitmix64: Steele, Lea and Flood, 2014).
+So a token depends only on seed, position and distribution, never on the rest of the batch. Log-probabilities and
 entropies are always over the full distribution at the temperature; `top_p`, `top_k`, `min_p` and the repetition penalty
 only change the choice.
 """

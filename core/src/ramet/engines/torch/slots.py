@@ -5,8 +5,7 @@ again, so any slot can give its prefix to another request.
 
 Deterministic tables share more carefully, because keys and values have the same bits only if they were computed by the
 same sequence of shapes. A request then starts from its own key's slot, from its parent's, or from a slot whose first
-`origin` tokens are exactly the request's prompt and were computed as such; and idle slots are never taken from their
-key.
+`origin` tokens were computed as exactly this prompt. Idle slots are never taken from their key.
 """
 
 from __future__ import annotations

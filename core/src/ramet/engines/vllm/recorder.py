@@ -1,9 +1,9 @@
 """Exact log-probabilities and entropies of sampled tokens, noted in a worker of vLLM during its steps; without vLLM.
 
 One step's log-softmax is computed at each request's temperature before the step is sampled, and the sampled tokens'
-values are taken from it afterwards. No line here waits for the device, since vLLM schedules a step while the one before
-it computes: a step's numbers are copied to pinned memory in the order of the device's work, and read once that copy has
-ended, as it has when the step's tokens are delivered.
+values are taken from it afterwards. No line here waits for the device, since vLLM schedules a step while the previous
+one computes. A step's numbers are copied to pinned memory in the order of the device's work. They are read once that
+copy has ended, which is before the step's tokens are delivered.
 """
 
 from __future__ import annotations

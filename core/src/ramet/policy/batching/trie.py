@@ -1,9 +1,9 @@
 """The token trie of sequences: every prefix that several of them begin with exists once.
 
-Sequences in lexicographic order are a depth-first walk of their trie: each adds a *run*, the tokens after the prefix
-that it has in common with the one before it, and every token of the trie is in exactly one run. So no node is ever
-made. A run is a chain, however many sequences fork off it later, and what its tokens attend to is the path before them
-and the run itself. A sequence that is a prefix of the one before it, or equal to it, adds no run.
+Sequences in lexicographic order are a depth-first walk of their trie. Each adds a *run*: the tokens after the prefix
+that it shares with the one before it. Every token of the trie is in exactly one run. So no node is ever made. A run is
+a chain, however many sequences fork off it later, and what its tokens attend to is the path before them and the run
+itself. A sequence that is a prefix of the one before it, or equal to it, adds no run.
 """
 
 from __future__ import annotations

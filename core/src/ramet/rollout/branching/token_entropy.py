@@ -1,6 +1,6 @@
 """The branch policy `token_entropy`: a fork at the most uncertain token of a turn.
 
-Some rollouts start from the prompt. Whenever a turn has ended, its sampled token with the highest entropy is looked up;
+Some rollouts start from the prompt. Whenever a turn has ended, its sampled token with the highest entropy is looked up.
 If that is at least `min_entropy`, the rollout is forked there: the fork shares all earlier tokens and samples this one
 again. A rollout is forked at most `max_forks` times, so that the first to end do not use up the budget. Budget that is
 left when everything has finished starts from the prompt.

@@ -1,9 +1,9 @@
 """The branch policy `value_guided`: once rewards are known, failed rollouts are forked where they were uncertain.
 
 Some rollouts start from the prompt. Whenever all of a group's rollouts have finished and have their rewards, a round
-begins: of all turns of failed rollouts, those whose sampled tokens had the highest mean entropy are forked at their
-beginning, turns that were not forked before first. The rest of the budget is divided evenly over `rounds`. A round
-without any failed rollout that called a tool starts from the prompt instead, so the budget is always used.
+begins. Among all turns of failed rollouts, the ones whose sampled tokens had the highest mean entropy are forked at
+their beginning. Turns that were not forked before come first. The rest of the budget is divided evenly over `rounds`. A
+round without any failed rollout that called a tool starts from the prompt instead, so the budget is always used.
 
 Post-hoc forks of failed paths: DEEP-GRPO (arXiv 2602.14169) resamples pivots of failed paths, BranPO (arXiv 2602.03719)
 contrasts their suffixes. The choice of the turn by its entropy is Ramet's.

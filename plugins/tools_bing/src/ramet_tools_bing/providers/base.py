@@ -1,7 +1,7 @@
 """The interface of providers, and the five kinds of their failures.
 
-The kind of a fault decides what happens next (`ramet_tools_bing.service`), so a provider must tell them apart: an
-answer that cannot be read is a fault and never an empty list, which means that the provider found nothing.
+The kind of a fault decides what happens next (`ramet_tools_bing.service`), so a provider must distinguish them. An
+answer that cannot be read is a fault. It is never an empty list, which means that the provider found nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bing through Bright Data's SERP API.
 
-There are two documented ways to get parsed results, and which one works depends on the zone: `brd_json=1` in the
-address, where the body is the JSON, and `data_format: parsed_bing`, where the body is an envelope with status, headers
-and the JSON as a text. An envelope with a status of 400 or more comes with HTTP 200.
+There are two documented ways to get parsed results, and the zone decides which one works. With `brd_json=1` in the
+address the body is the JSON. With `data_format: parsed_bing` the body is an envelope with status, headers and the JSON
+as a text. An envelope with a status of 400 or more comes with HTTP 200.
 """
 
 from __future__ import annotations
