@@ -35,7 +35,7 @@ class Reward(Protocol):
 
     Optional, before anything starts and before `start`: `def check_task(self, task: Task) -> str | None`, why a task
     cannot be judged (no gold answer, or an unreadable one), reported with file and row. And
-    `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, problems of its options with these names of all tools.
+    `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, problems of its options with these tool names.
 
     `per_rollout` True says that a score depends only on its own rollout. The core may then score a rollout as soon as
     it ends, in a group of one (for branch policies with `Need.REWARDS`).

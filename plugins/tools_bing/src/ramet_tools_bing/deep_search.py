@@ -132,8 +132,8 @@ def f1(first: frozenset[str], second: frozenset[str]) -> float:
 def best_passage(page: str, excerpt: str, around_chars: int) -> str:
     """Return the passage that the excerpt was taken from with its surroundings, about `2 * around_chars` characters.
 
-    As in the evaluation of ARPO: the sentence whose words overlap most with the excerpt's (F1 of the two sets, at least
-    0.2), with so many characters before and after it. Without one, the beginning of the page.
+    As in the evaluation of ARPO: the sentence whose words overlap most with the excerpt's (F1 of the two sets, more
+    than 0.2), with so many characters before and after it. Without one, the beginning of the page.
     """
     target = words(_TAG.sub("", excerpt))
     best, place = LEAST_F1, None
