@@ -31,7 +31,7 @@ PLAIN = {  # words that are never needed, outside of code and quotations -> what
     r'(?<!f")alone': "only",
     r"(?<!<)whole(?! numbers?)": "complete, intact, all of",
 }
-LATER = {*"api.py check cli config doctor evaluate export history report tracking".split()}
+LATER = {*"api.py check cli config doctor evaluate export report tracking".split()}
 OPTIONS = {"config.py", "options.py"}  # help texts
 CODE = re.compile(r"`[^`]*`|\{[^{}]*\{[^{}]*\}[^{}]*\}|\{[^{}]*\}")  # in backticks, or an expression of an f-string
 FOR_MODELS = {  # what the policy or a judge reads
