@@ -316,6 +316,8 @@ def test_the_check_says_what_the_configuration_got_wrong(monkeypatch: pytest.Mon
         wrong = server.url.replace("/v1", "/v2")
         with pytest.raises(ConfigError, match=f"{name}: there is no such address: {wrong}/models: 404 Not Found"):
             run(check, wrong)
+    with pytest.raises(InfraError, match=rf"Cannot connect .*; start a server there, or set {name}\.urls="):
+        run(check, server.url)  # it has ended
 
 
 def test_a_cache_that_cannot_be_opened_is_said_by_the_check_and_one_that_is_locked_later_stops_nothing(
