@@ -10,6 +10,8 @@ from ramet import OpenAIOptions, code_of_reward
 
 @dataclass(kw_only=True, slots=True)
 class ArithmeticConfig:
+    """Generated arithmetic tasks."""
+
     operators: list[str] = field(default_factory=lambda: ["*"])  # operators of the tasks, of + - * // %, equally often
     min_operand: int = 10  # smallest number
     max_operand: int = 99  # largest number
@@ -39,6 +41,8 @@ class PublishedConfig:
 
 @dataclass(kw_only=True, slots=True)
 class FilesConfig:
+    """Tasks in files of your own."""
+
     paths: list[str] = field(default_factory=list)  # files of JSON lines, or of one JSON array each
     question: str = "question"  # column with the question
     answer: str = "answer"  # column with the answer: a text, a number, or a list of right ones

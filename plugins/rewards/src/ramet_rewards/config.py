@@ -25,6 +25,8 @@ def _existing(paths: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(kw_only=True, slots=True)
 class MathConfig:
+    """Equality of the answer with the gold answer, as mathematics."""
+
     timeout_s: float = option(5.0, "CPU time for one answer, in seconds; an answer that takes more scores 0", above=0)
     budget_s: float = option(
         60.0, "CPU time of slow answers together, in seconds; beyond it an answer has 0.25 s for a while", above=0
@@ -62,6 +64,8 @@ class TagRules:
 
 @dataclass(kw_only=True, slots=True)
 class FormatConfig(TagRules):
+    """Format of a rollout: tags that must be closed, must be there, or must not."""
+
     good: float = option(1.0, "score of a rollout in the format")
     bad: float = option(0.0, "score of any other rollout")
     leave_out_truncated: bool = option(
@@ -101,6 +105,8 @@ class ExactAccuracyConfig(AccuracyConfig):
 
 @dataclass(kw_only=True, slots=True)
 class DeepResearchConfig:
+    """Accuracy of a deep-research answer, with a penalty for its format and a bonus for several tools."""
+
     bad_format: float = option(-1.0, "score of a broken format, whatever the answer")
     bonus: float = option(0.1, "added to an answer that is not wrong, if several tools were used")
     bonus_tools: int = option(2, "different tools, each with a call that ran, that the bonus needs", above=0)
@@ -111,6 +117,8 @@ class DeepResearchConfig:
 
 @dataclass(kw_only=True, slots=True)
 class FormatCorrectConfig:
+    """Weighted sum of format and accuracy."""
+
     format_weight: float = option(0.2, "weight of the format (0 or 1) in the score")
     correct_weight: float = option(0.8, "weight of the answer (0 to 1) in the score")
     boxed: bool = option(False, "the answer has to be in a \\boxed{…}")
@@ -125,6 +133,8 @@ class Normalisation(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class QaConfig:
+    """Share of words that answer and gold answer have in common (F1)."""
+
     normalisation: Normalisation = option(
         Normalisation.SQUAD, "what does not count; squad: case, ASCII punctuation, articles; unicode: any script's too"
     )
@@ -132,11 +142,15 @@ class QaConfig:
 
 @dataclass(kw_only=True, slots=True)
 class QaEmConfig(QaConfig):
+    """Equality of the answer with a gold answer, as texts (exact match)."""
+
     within: bool = option(False, "an answer that contains a gold answer, word by word, is right too")
 
 
 @dataclass(kw_only=True, slots=True)
 class MathDapoConfig:
+    """DAPO's rule for mathematics: the last line `Answer: …`, or the last box."""
+
     right: float = option(1.0, "score of a right answer")
     wrong: float = option(-1.0, "score of a wrong answer")
     boxed: bool = option(False, "read the last \\boxed{…} instead of the last line `Answer: …`")
@@ -151,6 +165,8 @@ class Gsm8kMethod(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class Gsm8kRewardConfig:
+    """GSM8K's rule: the number after ####."""
+
     method: Gsm8kMethod = option(
         Gsm8kMethod.STRICT, "where the answer is read; strict: after the last ####; flexible: the last number"
     )
@@ -159,6 +175,8 @@ class Gsm8kRewardConfig:
 
 @dataclass(kw_only=True, slots=True)
 class MultipleChoiceConfig:
+    """Letter of the right choice, or its text."""
+
     letters: str = option("ABCDEFGHIJ", "letters of the choices, in their order")
     choices: str = option("choices", "column of the task with the texts of the choices; they are right too")
 
@@ -169,6 +187,8 @@ class MultipleChoiceConfig:
 
 @dataclass(kw_only=True, slots=True)
 class OverlongConfig:
+    """Penalty for rollouts near the length limit (DAPO)."""
+
     max_tokens: int = option(4096, "tokens from which the score is -1; mostly rollout.max_response_tokens", minimum=1)
     buffer_tokens: int = option(1024, "tokens before that over which the score falls from 0 to -1", minimum=1)
     sampled_only: bool = option(
@@ -182,6 +202,8 @@ class OverlongConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LengthConfig:
+    """Penalty that grows with the length."""
+
     max_tokens: int = option(4096, "tokens from which the score is -1")
     free_tokens: int = option(0, "tokens up to which the score is 0", minimum=0)
     sampled_only: bool = option(True, "count sampled tokens only; false: tool results too")
@@ -193,6 +215,8 @@ class LengthConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolCostConfig:
+    """Cost of tool calls."""
+
     cost: float = option(0.05, "cost of one tool call", minimum=0)
     costs: dict[str, float] = option(factory=dict, help="cost of one call by tool name, instead of `cost`")
     free_calls: int = option(0, "number of first calls that cost nothing", minimum=0)
@@ -204,18 +228,24 @@ class ToolCostConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolCallsConfig:
+    """Comparison of calls with the gold calls; no tool runs."""
+
     partial: bool = option(False, "score the share of right calls; false: 1 if all are right, else 0")
     exact_text: bool = option(False, "compare texts letter by letter; false: without case, spaces and , . / - _ * ^")
 
 
 @dataclass(kw_only=True, slots=True)
 class RepetitionConfig:
+    """Penalty for n-grams that are repeated."""
+
     ngram: int = option(20, "length of the n-grams, in tokens", above=0)
     free_share: float = option(0.0, "share of repeated n-grams up to which the score is 0", minimum=0, below=1)
 
 
 @dataclass(kw_only=True, slots=True)
 class LlmJudgeConfig:
+    """Verdict of a language model on an OpenAI-compatible server."""
+
     server: OpenAIOptions = field(default_factory=OpenAIOptions)
     prompt: str = option("equivalence_v2", "prompt of this package, or a file with {question}, {gold} and {answer}")
     max_tokens: int = option(512, "most tokens of a verdict; a judge that thinks first needs thousands", above=0)
@@ -235,6 +265,8 @@ class LlmJudgeConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CustomConfig:
+    """Function in a Python file of yours."""
+
     path: str = option("", "Python file with the function")
     function: str = option("compute_score", "name of the function in the file")
     workers: int = option(1, "processes that run the function", above=0)

@@ -36,6 +36,8 @@ class CacheConfig:
 
 @dataclass(kw_only=True, slots=True)
 class SearchConfig(CacheConfig):
+    """Search of the web, or of an offline corpus."""
+
     provider: str = "auto"  # auto: the one whose key is set (brightdata, serper, tavily, brave), else corpus
     api_key: str | None = field(
         default=None,
@@ -60,6 +62,8 @@ class SearchConfig(CacheConfig):
 
 @dataclass(kw_only=True)
 class PageConfig(CacheConfig):
+    """Text of a web page."""
+
     page_timeout_s: float = 15.0  # time-out of one page with all its redirects, in seconds
     page_mb: float = 2.0  # most megabytes that are read of one page
     page_chars: int = 20_000  # most characters of one page's text; longer ones are cut
@@ -74,6 +78,8 @@ class PageConfig(CacheConfig):
 
 @dataclass(kw_only=True, slots=True)
 class DeepSearchConfig(SearchConfig, PageConfig):
+    """Search whose result pages are read, and summarised if asked."""
+
     pages: int = 5  # results whose pages are read
     around_chars: int = 3000  # characters before and after the sentence that fits the result best
     summarize: bool = False  # summarise by a model on an OpenAI-compatible server; false: return the passages

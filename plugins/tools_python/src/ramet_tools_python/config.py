@@ -18,6 +18,8 @@ KEYS = "tools.python.params"
 
 @dataclass(kw_only=True, slots=True)
 class PythonConfig:
+    """Python interpreter in a sandbox."""
+
     timeout_s: float = 5.0  # time limit of one program, in seconds; waiting for a processor does not count
     memory_mb: int = 512  # memory of one program beside the interpreter, in MiB
     slots: int = 4  # programs that run at the same time, in one rollout worker
