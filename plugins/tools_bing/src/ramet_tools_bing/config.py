@@ -65,7 +65,7 @@ class PageConfig(CacheConfig):
     """Text of a web page."""
 
     page_timeout_s: float = 15.0  # time-out of one page with all its redirects, in seconds
-    page_mb: float = 2.0  # most megabytes that are read of one page
+    page_mb: float = 2.0  # most megabytes of one page; a larger one is an error
     page_chars: int = 20_000  # most characters of one page's text; longer ones are cut
     redirects: int = 3  # most redirects of one page
     extractors: int = 2  # processes that read HTML and PDF
