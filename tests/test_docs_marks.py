@@ -46,7 +46,7 @@ COMMAND_LINES = [
 ]
 RECORD = ROOT / "docs" / "docs_test.json"
 # Recipes and components of the reader's own, which the page describes or has another command write.
-OWN = re.compile(r"experiment=(?:…|mine|qwen)|.*(?:\b(?:guess|my_reward|my_tool|tiered)\b|=\[mine\]).*")
+OWN = re.compile(r"experiment=(?:…|mine|qwen)|.*(?:\b(?:guess|my_reward|my_tool|tiered|weather)\b|=\[mine\]).*")
 
 
 def test_every_block_of_commands_has_a_mark() -> None:
@@ -81,14 +81,15 @@ def test_a_command_that_is_not_run_composes_or_parses(where: str, line: str, mon
     if chosen and not any(word.startswith("tools=") for word in words):
         words.append(f"tools=[{','.join(chosen)}]")
     _, name, *words = [word for word in words[words.index("ramet") :] if word != "…" and not OWN.fullmatch(word)]
-    check(name, [word.replace("…", "x") for word in words])
+    check(name, [word.replace("…", "x") for word in words], line)
 
 
-def check(name: str, words: list[str]) -> None:
+def check(name: str, words: list[str], line: str) -> None:
     """Compose the configuration of a job, or parse the arguments of another command."""
     overrides = [word for word in words if re.match(r"[\w.]+=", word)]
     if name == "tool":
-        chosen = [] if any(".use=" in word for word in overrides) else [f"tools=[{words[1]}]"]
+        has_own = OWN.fullmatch(line) or any(".use=" in word for word in overrides)
+        chosen = [] if has_own else [f"tools=[{words[1]}]"]
         assert compose(without_model([*chosen, *overrides]), job="tool").job == "tool"
     elif name in JOBS and words[:1] != ["import"] and "-m" not in words:
         assert compose(without_model(overrides), job=name).job == name

@@ -10,7 +10,8 @@ from ramet.config import hydra_adapter
 from ramet.config.recipes import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/README.md"))
+FOLDERS = [ROOT / "core", *sorted(path.parent for path in (ROOT / "plugins").glob("*/README.md"))]
+PACKAGES = {folder.name: folder.relative_to(ROOT).as_posix() for folder in FOLDERS}  # name -> folder
 PRESETS = {"algorithm": "Algorithms", "policy_loss": "Losses", "cluster": "Clusters"}
 
 
@@ -52,12 +53,12 @@ def recipes_page() -> str:
 def packages_page() -> str:
     """Return the directory of packages, each with the summary of its distribution."""
     parts = [
-        "# Packages\n\nWhat this repository ships besides `ramet`. `ramet plugins` lists what is installed; "
+        "# Packages\n\nWhat this repository ships. `ramet plugins` lists what is installed; "
         "[Plugins](../plugins.md) explains how to write and publish your own.\n",
         "| package | what it is |\n|---|---|",
     ]
-    for name in PACKAGES:
-        project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, folder in PACKAGES.items():
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         parts.append(f"| [`{project['name']}`]({name}.md) | {_text(project['description'])} |")
     return "\n".join(parts) + "\n"
 

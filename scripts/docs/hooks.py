@@ -14,6 +14,7 @@ from typing import Any
 import reference
 from llms import index_text
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -27,7 +28,7 @@ OUTSIDE = {
     "SECURITY.md": "project/security.md",
     "bench/README.md": "project/bench.md",
     "tests/golden/values/README.md": "project/golden.md",
-} | {f"plugins/{name}/README.md": f"packages/{name}.md" for name in reference.PACKAGES}
+} | {f"{folder}/README.md": f"packages/{name}.md" for name, folder in reference.PACKAGES.items()}
 HOMES = {site: path for path, site in OUTSIDE.items() if site != "index.md"}
 FENCE = re.compile(r"^( *)```[^\n]*\n.*?^\1``` *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s:]+)(\))")
@@ -110,6 +111,8 @@ def _place(path: str, config: MkDocsConfig, files: Files) -> str:
     if path in OUTSIDE:
         return OUTSIDE[path]
     place = f"files/{path}"
+    if place.endswith(".md"):
+        raise PluginError(f"a page links to {path}, which is not a page of the site: add it to OUTSIDE of {__file__}")
     if place not in files.src_uris and (ROOT / path).is_file():
         files.append(File.generated(config, place, content=(ROOT / path).read_bytes()))
     return place
