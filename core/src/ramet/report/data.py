@@ -57,8 +57,8 @@ def overview(
     counts: GroupCounts | None = None,
     findings: Sequence[Json] | None = None,
 ) -> Json:
-    """Everything on the first page. `counts`: of the recorded groups, for intervals and what masked rollouts; `findings`:
-    what `ramet doctor` says, None if it was not asked.
+    """Everything on the first page. `counts`: of the recorded groups, for intervals and what masked rollouts;
+    `findings`: what `ramet doctor` says, None if it was not asked.
 
     Raises `ConfigError` if the folder is missing or holds neither metrics nor an `evaluation`.
     """
