@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ramet import (
@@ -136,6 +137,6 @@ def register_tools(register: Register[Tool]) -> None:
 @hookimpl
 def register_rewards(register: Register[Reward]) -> None:
     for score in SCORES:
-        register(score.__name__, lambda score=score: Scored(score))
-    register("slow_judge", lambda: Scored(right, sleep_s=1.0))
-    register("very_slow_judge", lambda: Scored(right, sleep_s=4.0))
+        register(score.__name__, partial(Scored, score))
+    register("slow_judge", partial(Scored, right, sleep_s=1.0))
+    register("very_slow_judge", partial(Scored, right, sleep_s=4.0))

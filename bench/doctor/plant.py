@@ -17,10 +17,10 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -33,6 +33,7 @@ from harness import machine  # noqa: E402
 from ramet import api  # noqa: E402
 from ramet.doctor.diagnosis import diagnose  # noqa: E402
 from ramet.engines.torch import model_runner  # noqa: E402
+from ramet.engines.torch.sampler import Draw, sample  # noqa: E402
 from ramet.errors import RametError  # noqa: E402
 from ramet.types import Severity  # noqa: E402
 
@@ -135,19 +136,13 @@ class Planter:
         return file
 
 
-@contextmanager
-def noisy_engine(deviation: float) -> Iterator[None]:
+def noisy_engine(deviation: float) -> AbstractContextManager[Any]:
     """Have the engine compute other logits than the trainer, as one of a lower precision does."""
-    exact = model_runner.sample
 
-    def noisy(logits: torch.Tensor, draw: Any) -> Any:
-        return exact(logits + deviation * torch.randn_like(logits), draw)
+    def noisy(logits: torch.Tensor, draw: Draw) -> Any:
+        return sample(logits + deviation * torch.randn_like(logits), draw)
 
-    model_runner.sample = noisy if deviation else exact
-    try:
-        yield
-    finally:
-        model_runner.sample = exact
+    return patch.object(model_runner, "sample", noisy) if deviation else nullcontext()
 
 
 def judged(planted: Planted, folder: Path) -> dict[str, Any]:

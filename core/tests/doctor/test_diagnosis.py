@@ -16,6 +16,7 @@ from ramet.cli import doctor as command
 from ramet.doctor import diagnosis, stored_run
 from ramet.doctor.diagnosis import CHECKS, EXPLAINS, diagnose, diagnosed
 from ramet.errors import ConfigError, InfraError
+from ramet.plugins import extensions
 from ramet.plugins.extensions import ExtensionEntry
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -274,7 +275,8 @@ def test_the_check_in_the_page_works(tmp_path: Path) -> None:
 
 
 def test_a_broken_record_is_left_out_and_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run" if (tmp_path / "run").mkdir() is None else tmp_path, **FAULTS["tool-fails"])
+    (tmp_path / "run").mkdir()
+    run = write_run(tmp_path / "run", **FAULTS["tool-fails"])
     (run / "rollouts/step_000001.jsonl.gz").write_bytes(b"not gzip")
 
     assert diagnose(run)[0].name == "tool-fails"
@@ -304,7 +306,7 @@ def test_a_check_of_a_package_is_asked_and_its_failure_is_a_note(
     names = ("check_of_a_package", "broken_check")
     points = [EntryPoint(name, f"{__name__}:{name}", "ramet.diagnoses") for name in names]
     entries = [ExtensionEntry(point.name, "ramet-mine", point) for point in points]
-    monkeypatch.setattr(diagnosis.extensions, "extensions", lambda group: entries if group == "ramet.diagnoses" else [])
+    monkeypatch.setattr(extensions, "extensions", lambda group: entries if group == "ramet.diagnoses" else [])
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.name])
 
     own, failed = diagnose(write_run(tmp_path))
