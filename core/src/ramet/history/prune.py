@@ -43,14 +43,14 @@ class Removable:
 
 
 def removable(root: Path) -> list[Removable]:
-    """What may be removed from the runs in `root`; only reads. Every file of the checkpoints of finished runs is read,
+    """Parts that may be removed from the runs in `root`; only reads. Every file of the checkpoints of finished runs is read,
     to know which of them are intact. Raises `ConfigError` if there is no such folder.
     """
     return [item for run in run_folders(root) for item in removable_of(run)]
 
 
 def removable_of(run: Path) -> list[Removable]:
-    """What may be removed from one run; empty for one at work, and for one that cannot be read, which is logged."""
+    """Parts of one run that may be removed; empty for one at work, and for one that cannot be read, which is logged."""
     try:
         status = status_of(run, read_manifest(run / MANIFEST))
         return [] if status is RunStatus.RUNNING else list(_of_idle(run, finished=status is RunStatus.FINISHED))

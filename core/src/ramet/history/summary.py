@@ -82,7 +82,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCurves:
-    """What a training logged, by step."""
+    """The logged curves of a training, by step."""
 
     main: Curve  # the reward or the loss
     valid: Curve
