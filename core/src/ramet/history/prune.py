@@ -43,8 +43,10 @@ class Removable:
 
 
 def removable(root: Path) -> list[Removable]:
-    """Parts that may be removed from the runs in `root`; only reads. Every file of the checkpoints of finished runs is read,
-    to know which of them are intact. Raises `ConfigError` if there is no such folder.
+    """Parts that may be removed from the runs in `root`; only reads.
+
+    Reads every file of the checkpoints of finished runs, to know which of them are intact. Raises `ConfigError` without
+    such a folder.
     """
     return [item for run in run_folders(root) for item in removable_of(run)]
 
