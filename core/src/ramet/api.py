@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -61,11 +61,12 @@ class RecordedRollout:
     reward: float | None
     parts: Mapping[str, float]  # unweighted, by reward name (and `name/part`)
     advantages: array[float] | None  # one float32 for each token of the response; None where nothing was trained
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why, by reward name, where the reward says it
 
     def row(self) -> dict[str, Any]:
         """Return the rollout as one row of plain values (docs/python.md has the columns)."""
         scored = importlib.import_module("ramet.rollout.scoring").ScoredRollout(
-            rollout=self.rollout, reward=self.reward, parts=self.parts
+            rollout=self.rollout, reward=self.reward, parts=self.parts, reasons=self.reasons
         )
         row: dict[str, Any] = _rows().rollout_row(self.step, scored)
         return row
@@ -139,6 +140,7 @@ def rollouts(run: str | Path, *, kind: str = "step") -> Iterator[RecordedRollout
                     reward=scored.reward,
                     parts=scored.parts,
                     advantages=record.advantages.get(scored.rollout.id),
+                    reasons=scored.reasons,
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_runs_are_a_table_that_fits_80_columns_of_a_terminal(
     main(["runs"])
     lines = capsys.readouterr().out.splitlines()[:-1]
     assert max(map(len, lines)) <= 80 and any(line.startswith("…") for line in lines)
+
+
+def test_the_page_shows_the_table_that_is_printed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "running.md").read_text(encoding="utf-8")
+    shown = page.partition("$ ramet runs\n")[2].partition("```")[0]
+    main(["runs"])
+    texts = [text.splitlines() for text in (shown, capsys.readouterr().out)]
+    assert texts[0][0].split() == texts[1][0].split() and texts[0][-1] == texts[1][-1]
+    row = re.compile(r"\S+ +(train|sft|eval) +[a-z]+ +\d+/\d+ +[\d.]+ +[\d.]+ [kMG]?B +\d+ (s|min|h|d)")
+    assert all(row.fullmatch(line) for lines in texts for line in lines[1:-1])
 
 
 def test_runs_are_json_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

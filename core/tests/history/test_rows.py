@@ -21,6 +21,8 @@ from ramet.types import (
     user_prompt,
 )
 
+PARTS = {"math": 1.0, "format": 0.5}
+
 
 def segment(kind: SegmentKind, turn: int, *ids: int) -> Segment:
     sampled = kind is SegmentKind.TURN
@@ -51,7 +53,8 @@ def parent_and_fork() -> tuple[Rollout, Rollout]:
     )
     fork = Rollout(
         id="0.0", task=task, segments=(*shared, segment(SegmentKind.TURN, 1, 6, 7)), stop=StopReason.ANSWER, answer="2",
-        parent="0", fork_turn=1, n_shared=3, tool_calls=(failed, ran), stats={"seconds": 2.0},
+        parent="0", fork_turn=1, n_shared=3, fork_reason={"entropy change": 0.1}, tool_calls=(failed, ran),
+        stats={"seconds": 2.0},
     )  # fmt: skip
     return parent, fork
 
@@ -76,8 +79,9 @@ def test_segments_have_their_numbers_as_lists_and_shared_ones_are_the_parents() 
 
 def test_a_rollout_is_a_row_with_its_parts_its_end_and_why_it_is_masked() -> None:
     _, fork = parent_and_fork()
-    row = rollout_row(2, ScoredRollout(rollout=fork, reward=1.5, parts={"math": 1.0, "format": 0.5}))
+    row = rollout_row(2, ScoredRollout(rollout=fork, reward=1.5, parts=PARTS, reasons={"math": "equal"}))
     assert (row["reward"], row["reward/math"], row["reward/format"], row["masked"]) == (1.5, 1.0, 0.5, None)
+    assert (row["reason/math"], row["fork_reason/entropy change"]) == ("equal", 0.1)
     assert (row["parent"], row["stop"], row["answer"], row["gold"]) == ("0", "answer", "2", ["2"])
     assert (row["turns"], row["calls"], row["failed_calls"], row["sampled_tokens"]) == (2, 2, 1, 4)
     assert (row["entropy"], row["stats/seconds"]) == (0.5, 2.0)

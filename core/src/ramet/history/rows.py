@@ -21,8 +21,8 @@ Row = dict[str, Any]
 
 
 def rollout_row(step: int, scored: ScoredRollout) -> Row:
-    """One rollout: how it ended, its reward with its parts (`reward/NAME`), numbers and texts. `entropy` is the mean
-    over its own sampled tokens, in nats; `masked` says why it has no reward, None: it has one.
+    """One rollout: how it ended, its reward with its parts (`reward/NAME`), why (`reason/NAME`), numbers and texts.
+    `entropy` is the mean over its own sampled tokens, in nats; `masked` says why it has no reward, None: it has one.
     """
     rollout = scored.rollout
     own = [segment for segment in rollout.segments[rollout.n_shared :] if segment.entropies is not None]
@@ -33,8 +33,10 @@ def rollout_row(step: int, scored: ScoredRollout) -> Row:
         "data_source": rollout.task.data_source,
         "parent": rollout.parent,
         "fork_turn": rollout.fork_turn,
+        **{f"fork_reason/{name}": value for name, value in rollout.fork_reason.items()},
         "reward": scored.reward,
         **{f"reward/{name}": value for name, value in scored.parts.items()},
+        **{f"reason/{name}": text for name, text in scored.reasons.items()},
         "stop": rollout.stop.value,
         "answer": rollout.answer,
         "gold": list(rollout.task.answer),
