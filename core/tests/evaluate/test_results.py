@@ -13,7 +13,6 @@ from ramet.errors import ConfigError
 from ramet.evaluate.files import read_results, read_rollouts, rollouts_path
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.partial import PartialResults, is_finished
-from ramet.evaluate.replay import replay
 from ramet.evaluate.stored import stored_evaluation
 from ramet.evaluate.tasks import Judgement, TaskResult, group_record, task_result, tool_statistics
 from ramet.rollout.record import GroupRecord
@@ -238,6 +237,8 @@ def test_a_broken_results_file_is_the_users_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", [{"unknown": 1}, {"rollouts": None}, {"rollouts": [{"id": "0"}]}])
 def test_a_task_that_this_version_cannot_read_is_the_users_problem(tmp_path: Path, broken: dict[str, Any]) -> None:
+    from ramet.evaluate.replay import replay  # needs torch, which nothing else here does
+
     path = tmp_path / "results.json"
     partial = PartialResults(path, HEADER)
     partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))

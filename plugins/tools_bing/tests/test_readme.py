@@ -17,7 +17,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_prints_what_it_says(tmp_path: Path) -> None:
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
+    found = re.search(r"```python\n(.*?)```\n\n<!-- output -->\n```\n(.*?)```", README, re.DOTALL)
     assert found is not None
     ran = subprocess.run([sys.executable, "-c", found[1]], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, found[2], "")
