@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache
+from pathlib import Path
 
 from catalogue import PACKAGES, package_navigation, packages_page, presets_page, recipes_page
 from commands import commands_page
@@ -10,7 +12,13 @@ from files import files_page
 from keys import key_navigation, key_pages
 from variables import variables_page
 
-__all__ = ["NAVIGATION", "PACKAGES", "links", "pages"]
+import ramet
+from ramet.report.html import write_report
+
+__all__ = ["NAVIGATION", "PACKAGES", "REPORT", "links", "pages", "report_of_demo"]
+
+REPORT = "gallery/smollm2.html"
+RECORDING = Path(ramet.__file__).parent / "demo" / "quickstart_smollm2"  # of `ramet demo`
 
 NAVIGATION = {"keys": key_navigation, "packages": package_navigation}
 TYPES = (
@@ -62,7 +70,14 @@ def links() -> str:
     """Return the generated pages as a list of links, for the site's home."""
     titles = {uri: text.partition("\n")[0].removeprefix("# ") for uri, text in pages().items()}
     listed = [f"[{title}]({uri})" for uri, title in titles.items() if not uri.startswith("reference/keys/")]
-    return f"* [Keys](reference/keys/index.md), by section\n* {', '.join(listed)}"
+    report = f"[A report]({REPORT}) of the run that `ramet demo` replays"
+    return f"* [Keys](reference/keys/index.md), by section\n* {', '.join(listed)}\n* {report}"
+
+
+def report_of_demo() -> str:
+    """Return the HTML report of the recorded run that is part of the core."""
+    with tempfile.TemporaryDirectory() as folder:
+        return write_report(RECORDING, Path(folder) / "report.html").read_text(encoding="utf-8")
 
 
 def _modules(title: str, introduction: str, modules: tuple[str, ...]) -> str:
