@@ -51,6 +51,7 @@ STEP_KL_LOOK, STEP_KL_WRONG = 0.03, 0.3  # policy to old policy; PPO's usual tar
 CLIPPED_LOOK, CLIPPED_WRONG = 0.3, 0.6  # of tokens, largest of a step; 0.001 to 0.2 are usual
 REFERENCE_KL_LOOK, REFERENCE_KL_WRONG = 0.5, 2.0  # policy to reference, last step; long runs without KL reach 0.5
 STILL_RATIO = 1e-3  # the largest ratio differs from 1 by less in every step: float32 rounds at about 1e-6
+WARMUP_TIMES = 2  # times the run's steps: the rate stays below half of policy.lr
 SMALLEST_LR = 1e-9  # largest of all steps; 1e-7 is the least that is published for RL, LoRA takes 1e-5
 KL_COEF_LOOK, KL_COEF_WRONG = 0.2, 1.0  # published: 0.001 to 0.1. At 1 the KL outweighs an advantage of 1
 SKIPPED_LOOK, SKIPPED_WRONG = 0.05, 0.5  # of optimiser steps

@@ -65,9 +65,15 @@ def entropy_grows(run: StoredRun) -> Iterator[Finding]:
         Severity.PROBLEM if last - first >= t.ENTROPY_MORE_WRONG else Severity.WARNING,
         "the entropy explodes",
         f"rollout/entropy is {first:.3g} nats in the first step and {last:.3g} at the end; the reward does not rise",
-        "policy.lr (lower), train.entropy_coef (0), train.kl_coef (higher), policy_loss.params.clip_high (lower)",
+        f"{_bonus(run)}policy.lr (lower), train.kl_coef (higher), policy_loss.params.clip_high (lower)",
         _of_last_step(run),
     )
+
+
+def _bonus(run: StoredRun) -> str:
+    """Return the coefficient of the entropy, which is the first to change where it is not 0."""
+    coef = float(run.option("train.entropy_coef") or 0.0)
+    return f"train.entropy_coef={coef:g} (0), " if coef else ""
 
 
 def length_grows(run: StoredRun) -> Iterator[Finding]:

@@ -40,7 +40,11 @@ def misjudged(run: StoredRun) -> Iterator[Finding]:
     if len(seen) < t.FEWEST_ROLLOUTS or len(right) < t.MISJUDGED_RIGHT * len(seen):
         return
     most = max(one.reward or 0.0 for one in seen)
-    missed = [one for one in right if (one.reward or 0.0) <= 0.0 or (one.reward or 0.0) <= most / 4]
+    missed = [
+        one
+        for one in right
+        if ((one.reward or 0.0) <= 0.0 or (one.reward or 0.0) <= most / 4) and not _is_rewarded(one, seen)
+    ]
     level = severity(len(missed) / len(right), t.MISJUDGED_LOOK, t.MISJUDGED_WRONG)
     if level is None or len(missed) < t.MISJUDGED_RIGHT * len(seen):
         return
@@ -56,6 +60,14 @@ def misjudged(run: StoredRun) -> Iterator[Finding]:
         "the reward (rewards.NAME), the column it compares with (data.columns), or what it takes as the answer "
         "(rollout_step.params.answer, the reward's extraction)",
         missed,
+    )
+
+
+def _is_rewarded(one: Seen, seen: list[Seen]) -> bool:
+    """Whether one of several rewards gives a rollout as much as any gets, and others outweigh it."""
+    parts = {name: value for name, value in one.score.parts.items() if "/" not in name and value > 0.0}
+    return len(one.score.parts) > 1 and any(
+        value >= max(other.score.parts.get(name, 0.0) for other in seen) for name, value in parts.items()
     )
 
 

@@ -38,9 +38,13 @@ def too_small(run: StoredRun) -> Iterator[Finding]:
     several = _largest(run, "train/optimizer_steps") > 1 and run.option("train.old_logprobs", "trainer") == "trainer"
     ratio = _largest(run, "train/ratio_max")
     still = ratio != 0.0 and abs(ratio - 1.0) < t.STILL_RATIO and (several or _from_engine(run))
-    if max(rates) > t.SMALLEST_LR and not still:
+    steps = max(len(rates), int(run.option("train.steps") or 0))
+    warming = int(run.option("policy.warmup_steps", 0)) >= t.WARMUP_TIMES * steps and not rises(run)
+    if max(rates) > t.SMALLEST_LR and not still and not warming:
         return
     moved = f"; no ratio differs from 1 by more than {abs(ratio - 1.0):.1g}" if still else ""
+    if warming:
+        moved += f"; policy.warmup_steps={run.option('policy.warmup_steps')}, and the run has {steps} steps"
     yield finding(
         "update-small",
         Severity.PROBLEM,
