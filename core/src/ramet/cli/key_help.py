@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -112,7 +112,7 @@ def _about(word: str, page: _Page) -> list[str]:
         if section.name == word:
             return list(_section(section, page, repeated, unfold=False))
     if keys := [key for key in page.keys() if key.key in (word, _of_any_entry(word, page))]:
-        return [line for key in keys for line in _key(key, page)]
+        return [line for key in keys for line in _key(replace(key, key=word), page)]
     if components := _components(word, page):
         return [line for section, component in components for line in _component(section, component, page, repeated)]
     return list(_search(word, page))
@@ -123,6 +123,13 @@ def _of_any_entry(word: str, page: _Page) -> str:
     name, _, rest = word.partition(".")
     many = any(section.name == name and section.many for section in page.sections)
     return f"{name}.NAME.{rest.partition('.')[2]}" if many else word
+
+
+def _with_star(key: KeyHelp, page: _Page) -> str:
+    """Return `benchmarks.*.params.judge.server.retries` for the key of one benchmark."""
+    name, _, rest = key.key.partition(".")
+    many = any(section.name == name and section.many for section in page.sections)
+    return f"{name}.*.{rest.partition('.')[2]}" if many else key.key
 
 
 def _section(section: SectionHelp, page: _Page, repeated: RepeatedKeys, *, unfold: bool) -> Iterator[str]:
@@ -169,7 +176,7 @@ def _key(key: KeyHelp, page: _Page) -> Iterator[str]:
     yield page.in_force.assignment(key)
     if key.text:
         yield from paragraph(key.text, width=page.width, indent=2)
-    names = dict.fromkeys(names_of_others().get(key.key, ()))
+    names = dict.fromkeys(names_of_others().get(_of_any_entry(key.key, page), ()))
     facts = {
         "option of": key.component,
         "type": key.type,
@@ -198,14 +205,22 @@ def _search(word: str, page: _Page) -> Iterator[str]:
     """Yield the keys whose name, text or other trainers' name has the word, each text once."""
     if problem := _of_another_job(word, page.job):
         raise ConfigError(problem)
-    others = meant(word, lambda candidate: any(key.key == candidate for key in page.keys())) or []
+    by_others = meant(word, lambda candidate: any(key.key == candidate for key in page.keys())) or []
     sought = word.lower()
-    found = [key for key in page.keys() if sought in key.key.lower() or sought in key.text.lower() or key.key in others]
+    found = [
+        key for key in page.keys() if sought in key.key.lower() or sought in key.text.lower() or key.key in by_others
+    ]
     if not found:
         raise ConfigError(_unknown(word, page))
+    alike: dict[tuple[str, str], list[KeyHelp]] = {}
     for key in RepeatedKeys().split(found)[0]:
-        in_key = f"{key.component}." in key.key  # as in tools.python.params.slots
-        yield from page.entry(key, owner="" if in_key or not key.component else f"of {key.component}")
+        alike.setdefault((key.key.rpartition(".")[2], key.text), []).append(key)
+    for first, *others in alike.values():
+        in_key = f"{first.component}." in first.key  # as in tools.python.params.slots
+        yield from page.entry(first, owner="" if in_key or not first.component else f"of {first.component}")
+        if others:
+            names = dict.fromkeys(_with_star(key, page) for key in others)
+            yield from paragraph(f"the same: {', '.join(names)}", width=page.width, indent=4)
 
 
 def _of_another_job(word: str, job: str) -> str | None:

@@ -93,7 +93,10 @@ class ToolConfig:
     """The tool runtime's settings of one tool."""
 
     timeout_s: float = option(60.0, "time-out of one attempt of a call, in seconds", above=0, resume=PATIENCE)
-    retries: int = option(2, "further attempts of a call, after infrastructure errors only", minimum=0, resume=PATIENCE)
+    retries: int = option(
+        2, "further attempts of a call of an idempotent tool, after infrastructure errors only", minimum=0,
+        resume=PATIENCE
+    )
     concurrency: int = option(64, "calls at the same time in one rollout worker", minimum=1, resume=FAILURES)
     max_result_tokens: int = option(
         1024, "longest result, in tokens; longer ones are cut, with a visible mark", minimum=1, resume=NUMBERS
