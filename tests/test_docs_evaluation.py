@@ -113,6 +113,6 @@ def test_every_key_of_the_evaluation_is_on_the_page_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(?:evaluate|rollout)\.([\w.]+)`[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE))
     assert rows["k"] == str(EvaluateConfig().k) and rows["max_masked_share"] == f"null: {MASKED_LIMIT}"
     assert not EvaluateConfig().sampling
-    expected = f"the benchmark's own, else {', '.join(f'{one:g}' for one in DEFAULTS.values())}"
+    expected = f"the benchmark's own, otherwise {', '.join(f'{one:g}' for one in DEFAULTS.values())}"
     assert rows["sampling.temperature"] == expected
     assert all(re.search(rf"\b{field.name}\b", CODE) for field in dataclasses.fields(EvaluateConfig))
