@@ -339,3 +339,19 @@ def test_the_tools_of_a_launch_are_those_of_its_file(known: bool, tmp_path: Path
         assert decide == [
             "name the tools that the model may call: tools=[NAME] in the recipe (nothing does what search does)"
         ]
+
+
+@pytest.mark.parametrize(
+    ("file", "unknown"),
+    [("", ""), ("- a\n", ""), ("tools:\n  - {class_name: verl.tools.McpTool, config: {}}\n", "verl.tools.McpTool"),
+     ("tools:\n  - {class_name: C, tool_schema: {function: search}}\n", "C")],
+)  # fmt: skip
+def test_a_file_of_tools_that_is_not_understood_leaves_them_to_decide(file: str, unknown: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo data.train_files=t.parquet actor_rollout_ref.rollout.multi_turn.enable=True "
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml actor_rollout_ref.model.path=m\n"
+    )
+    (tmp_path / "tools.yaml").write_text(file)
+    made = migrate("verl", tmp_path / "run.sh")
+    [why] = [note.why for note in made.notes if note.fate is Fate.OPEN and "tool_config_path" in note.key]
+    assert "tools" not in made.choices and unknown in why

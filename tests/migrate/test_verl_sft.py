@@ -120,3 +120,23 @@ def test_what_has_no_counterpart_is_said(
     launch = ["data.train_files=t.parquet", "model.partial_pretrain=m", *overrides]
     assert main(["migrate", "verl", "--out", str(tmp_path / "made.yaml"), "--", *launch]) == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["python sft_trainer.py --model_name x", "pip install sft_trainer"])
+def test_the_word_alone_is_no_launch(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text(f"{line}\n")
+    assert main(["migrate", "verl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "made.yaml")]) == 1
+    assert "no launch of verl in it" in capsys.readouterr().err
+
+
+def test_sft_beside_rl_and_odd_values_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=x\npython -m verl.trainer.main_ppo a.b=1 c.d=2\n"
+    )
+    (tmp_path / "run.sh").write_text(script)
+    assert main(["migrate", "verl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "made.yaml")]) == 0
+    assert "launches verl's SFT trainer too, which was not read" in capsys.readouterr().out
+    launch = ["model.path=m", "data.messages_key=messages", "optim.betas=0.9"]
+    assert main(["migrate", "verl", "--out", str(tmp_path / "sft.yaml"), "--", *launch]) == 0
+    said = capsys.readouterr().out
+    assert "no data is named: set sft.data=[FILE]" in said and "not two numbers: set sft.trainer.adam_beta2" in said

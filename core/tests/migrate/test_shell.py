@@ -346,6 +346,7 @@ def test_a_script_without_a_launch_is_refused(tmp_path: Path) -> None:
     [
         ("--nnodes=2 --nproc_per_node=$N", 8), ("-m --nnodes 1 --nproc-per-node 4", 4), ("--standalone", None),
         ("--nproc_per_node=$1", None), ("--nnodes=1:4 --nproc_per_node=8", None),
+        ("--nnodes=$NODES --nproc_per_node=8", None),
     ],
 )  # fmt: skip
 def test_the_processes_of_a_launch_of_sft_are_those_of_torchrun(

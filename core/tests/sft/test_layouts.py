@@ -21,7 +21,7 @@ from ramet.rollout.steps.tags import Tags
 from ramet.sft.conversations import AS_USUAL, SftData, read_data, read_row
 from ramet.sft.encode import TraceEncoder
 from ramet.sft.exchanges import Conversation, Returned, Written, WrittenCall
-from ramet.sft.layouts import RowLayout
+from ramet.sft.layouts import RowLayout, is_sft_row
 from ramet.sft.prepare import check_data
 from ramet.sft.traces import check_traces
 from ramet.testing.chat_templates import chat_encoder
@@ -111,6 +111,10 @@ def test_a_dot_reaches_into_a_column() -> None:
     row = {"prompt": [{"role": "user", "content": "for RL"}], "extra_info": {"question": "1 + 1?", "answer": "2"}}
     [exchange] = conversation(row, layout).exchanges
     assert (exchange.user, exchange.reply) == ("1 + 1?", (Written(text="2"),))
+    assert is_sft_row(row, "prompt", layout)
+    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    [exchange] = conversation({"x": {"talk": talk}}, RowLayout(columns={"messages": "x.talk"})).exchanges
+    assert exchange.user == "1 + 1?"
 
 
 def test_a_bad_alpaca_row_says_what_is_wrong() -> None:

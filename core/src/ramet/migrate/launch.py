@@ -18,7 +18,7 @@ from ramet.migrate.translation import Settings
 OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w/-]*(\.[\w/-]+)+=.*|~[\w./-]+(=.*)?", re.DOTALL)
 TRAINER = re.compile(r"\bmain_(ppo|dapo)\b|\bverl\.trainer\b")
 SFT = re.compile(r"\b(fsdp_)?sft_trainer\b")
-PROCESSES = re.compile(r"--(nnodes|nproc[_-]per[_-]node)(?:=(.+))?")  # of torchrun
+PROCESSES = re.compile(r"--(nnodes|nproc[_-]per[_-]node)(?:=(.*))?")  # of torchrun
 GROUPS = ("engine", "optim", "model")  # a launch may choose a file for each
 OWN_KEY = re.compile(r"\+{0,2}[A-Za-z_]\w*=.*", re.DOTALL)  # at the top of a config file
 CONFIG_OPTIONS = {"--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
@@ -32,6 +32,7 @@ OF_VERL = (
 )  # its own config files, whose values the table knows
 CHOSEN = "it chooses a file of verl's own, whose keys are translated as far as the launch sets them"
 NOT_RUN = "its value is known only when the script runs: an argument of it, or the output of a program"
+OF_SFT = ("model.partial_pretrain", "model.path", "data.messages_key")  # keys that main_ppo does not have
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 NO_KEY = "not a key=value of a section"
 
@@ -43,7 +44,7 @@ def of_overrides(words: Sequence[str], config: Path | None = None) -> Settings:
         _read_file(launch, config)
     for word in words:
         _read_override(launch, word)
-    launch.is_sft = "model.partial_pretrain" in launch.values
+    launch.is_sft = any(key in launch.values for key in OF_SFT)
     launch.values, unknown = follow_references(launch.values)
     launch.unread |= unknown
     return launch
@@ -58,7 +59,7 @@ def of_script(path: Path, config: Path | None = None) -> Settings:
     launches = [at for at, command in enumerate(script.commands) if _is_launch(command)]
     is_sft = not launches
     if is_sft:
-        launches = [at for at, command in enumerate(script.commands) if SFT.search(_program(command))]
+        launches = [at for at, command in enumerate(script.commands) if _is_sft_launch(command)]
     if not launches:
         allowed = "a script that calls verl.trainer.main_ppo or verl.trainer.fsdp_sft_trainer with key=value …"
         raise ConfigError(f"{path}: no launch of verl in it; allowed: {allowed}")
@@ -82,6 +83,8 @@ def _about(commands: Sequence[ShellCommand], launches: Sequence[int], first: int
     """Say what the reader of the recipe should know about the launch that was read."""
     if len(launches) > 1:
         yield f"{len(launches)} launches are in the script, and one was read"
+    if not _is_sft_launch(commands[first]) and any(map(_is_sft_launch, commands)):
+        yield "the script launches verl's SFT trainer too, which was not read: give its part as a script of its own"
     if commands[first].live is None:
         yield "whether the launch runs depends on values that are known only when the script runs"
     if commands[first].live is False:
@@ -112,12 +115,18 @@ def _is_launch(command: ShellCommand) -> bool:
     return is_command and (n_overrides >= 3 or (bool(TRAINER.search(text)) and n_overrides > 0))
 
 
+def _is_sft_launch(command: ShellCommand) -> bool:
+    text = _program(command)
+    has_overrides = any(map(OVERRIDE.fullmatch, command.words))
+    return bool(SFT.search(text)) and "verl" in text and has_overrides
+
+
 def _processes(words: Sequence[str]) -> int | None:
     """Return how many processes torchrun starts on all nodes; None where a number is not known."""
     counts = {"nnodes": 1}
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if (option := PROCESSES.fullmatch(word)) is not None:
-            number = option[2] or after
+            number = after if option[2] is None else option[2]
             if not number.isdigit():
                 return None
             counts[option[1].replace("-", "_")] = int(number)
@@ -125,17 +134,24 @@ def _processes(words: Sequence[str]) -> int | None:
 
 
 def _tools(named: Any, folder: Path) -> dict[str, str]:
-    """Return the tools of the launch's file, name -> class; none if the file is not here, or not of its project."""
+    """Return the tools of the launch's file, name -> class; none if the file is not of its project, or cannot be read.
+
+    A tool without a schema, as of an MCP server, has the name of its class.
+    """
     project = project_of(folder / "run.sh")
     places = [] if not named else [(base / str(named)).resolve() for base in (folder, folder.parent, project)]
     path = next((place for place in places if place.is_file() and place.is_relative_to(project)), None)
-    listed = [] if path is None else read_keys(path).get("tools")
+    try:
+        listed = [] if path is None else read_keys(path).get("tools")
+    except ConfigError:
+        return {}
     tools = {}
     for tool in listed if isinstance(listed, list) else []:
-        schema = tool.get("tool_schema") if isinstance(tool, dict) else None
-        name = (schema.get("function") or {}).get("name") if isinstance(schema, dict) else None
-        if name:
-            tools[str(name)] = str(tool.get("class_name"))
+        described: Any = tool
+        for part in ("tool_schema", "function", "name"):
+            described = described.get(part) if isinstance(described, dict) else None
+        kind = str(tool.get("class_name") if isinstance(tool, dict) else tool)
+        tools[described if isinstance(described, str) else kind] = kind
     return tools
 
 

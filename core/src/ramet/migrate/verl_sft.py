@@ -87,6 +87,8 @@ def _data(made: Translation) -> None:
         made.set("sft.valid", as_list(files), "data.val_files", why=why)
     else:
         made.same("data.val_files", why="no rows are held out")
+    if not made.has("data.train_files"):
+        made.open("data.train_files", "no data is named: set sft.data=[FILE]")
     cut = made.get("data.truncation")
     if cut == "right":
         made.set("sft.truncate", True, "data.truncation")
@@ -145,9 +147,12 @@ def _batches(made: Translation, later: bool) -> None:
 
 def _optimizer(made: Translation, later: bool) -> None:
     made.set("sft.lr", made.get("optim.lr") or (1e-3 if later else 1e-5), "optim.lr")
-    first, second = made.get("optim.betas") or [0.9, 0.999 if later else 0.95]
-    why = "" if first == 0.9 else f"sft.trainer.adam_beta2={second}; the first is always 0.9"
-    made.set("sft.trainer.adam_beta2", second, "optim.betas", why=why)
+    betas = made.get("optim.betas") or [0.9, 0.999 if later else 0.95]
+    if isinstance(betas, list) and len(betas) == 2:
+        why = "" if betas[0] == 0.9 else f"sft.trainer.adam_beta2={betas[1]}; the first is always 0.9"
+        made.set("sft.trainer.adam_beta2", betas[1], "optim.betas", why=why)
+    else:
+        made.open("optim.betas", "not two numbers: set sft.trainer.adam_beta2")
     names = ("optim.lr_scheduler", "optim.lr_scheduler_type", "optim.warmup_style")
     key = next(filter(made.has, names), names[1] if later else names[0])
     wanted = made.get(key) or ("constant" if later else "cosine")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -389,7 +390,7 @@ class GroupScheduler:
             )
         for _ in range(fork.n):
             live = parent.fork(fork.turn, fork.token)
-            live.fork_reason = {name: float(value) for name, value in fork.reason.items()}
+            live.fork_reason = {name: float(value) for name, value in fork.reason.items() if math.isfinite(value)}
             self.context.counts.forks += 1
             self.history.add_fork(live.path, fork.turn, fork.token)
             self._start(live)

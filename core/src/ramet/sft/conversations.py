@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -106,7 +106,7 @@ def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._H
         try:
             for row in read_rows(file):
                 data.rows += 1
-                columns.update(row.values)
+                columns.update(_names(row.values))
                 conversations += _read(row, file, layout, data)
         except ConfigError as error:
             data.problems.append(f"sft.data: {error}")
@@ -121,6 +121,14 @@ def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._H
     digest.update(json.dumps(one.entry, sort_keys=True).encode())
     samples = one.entry.get("num_samples")
     return conversations if samples is None else _drawn(conversations, samples, one.name)
+
+
+def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of columns, those of nested ones with dots."""
+    for name, value in values.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{name}.")
 
 
 def _drawn(conversations: list[Conversation], count: int, name: str) -> list[Conversation]:

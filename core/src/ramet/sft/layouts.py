@@ -83,19 +83,21 @@ def standard_row(row: Mapping[str, Any], layout: RowLayout) -> Standard:
 
 def absent_columns(named: Mapping[str, Any], columns: Container[str]) -> list[str]:
     """The names of columns that no row has. Without them a column of another name would silently not be read."""
-    return [
-        f"{key}={name}: no row has this column"
-        for key, name in named.items()
-        if name and name not in columns and name.partition(".")[0] not in columns
-    ]
+    return [f"{key}={name}: no row has this column" for key, name in named.items() if name and name not in columns]
 
 
 def is_sft_row(row: Mapping[str, Any], prompt: str, layout: RowLayout) -> bool:
     """Whether a row is one of these, and not a task, which has its prompt in the column `prompt`."""
-    if prompt in row and prompt not in layout.columns.values():
+    if prompt in row and prompt not in layout.columns.values() and not _names_both(row, layout):
         return "completion" in row
-    lists = (*LISTS, layout.columns.get("messages") or LISTS[0])
-    return any(isinstance(row.get(name), list) for name in lists) or _recognised(row, layout) == "alpaca"
+    lists = [_named_messages(row, layout), *(row.get(name) for name in LISTS)]
+    return any(isinstance(value, list) for value in lists) or _recognised(row, layout) == "alpaca"
+
+
+def _names_both(row: Mapping[str, Any], layout: RowLayout) -> bool:
+    """Whether the layout names columns for prompt and response, and the row has them."""
+    named = {"prompt", "response"} <= layout.columns.keys()
+    return named and all(isinstance(layout.value(row, name), str) for name in ("prompt", "response"))
 
 
 def _refusal(row: Mapping[str, Any], layout: RowLayout) -> str | None:
@@ -110,7 +112,7 @@ def _refusal(row: Mapping[str, Any], layout: RowLayout) -> str | None:
 
 
 def _recognised(row: Mapping[str, Any], layout: RowLayout) -> str:
-    if any(row.get(name) is not None for name in (*LISTS, layout.columns.get("messages") or LISTS[0])):
+    if _named_messages(row, layout) is not None or any(row.get(name) is not None for name in LISTS):
         return "messages"
     if isinstance(layout.value(row, "response"), str) and isinstance(layout.value(row, "prompt"), str):
         return "alpaca"
@@ -155,14 +157,19 @@ def _of_completion(row: Mapping[str, Any], layout: RowLayout) -> Standard:
     return {"messages": [*before, *completion], **layout.rest(row)}, []
 
 
+def _named_messages(row: Mapping[str, Any], layout: RowLayout) -> Any:
+    """The messages in the column that the layout names; None without one."""
+    return layout.value(row, "messages") if layout.columns.get("messages") else None
+
+
 def _of_messages(row: Mapping[str, Any], layout: RowLayout) -> Standard:
     named = layout.columns.get("messages")
     if named is None:
         lists = {name: row[name] for name in LISTS if name in row}
-    elif row.get(named) is None:
+    elif (messages_there := _named_messages(row, layout)) is None:
         return row, [f"no key {named!r}, which has the messages; found {', '.join(map(str, row)) or 'none'}"]
     else:
-        lists = {named if named in LISTS else LISTS[-1]: row[named]}
+        lists = {named if named in LISTS else LISTS[-1]: messages_there}
     messages = {
         name: [_item(item, layout.tags) for item in items] if isinstance(items, list) else items
         for name, items in lists.items()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import SupportsFloat
 
 from ramet.errors import ConfigError, PluginError
 from ramet.plugins import origin
@@ -104,15 +104,14 @@ def _type_problem(action: BranchAction) -> str | None:
     if wrong:
         return f"{action}: {wrong[0]} is {values[wrong[0]]!r}, not an int"
     if isinstance(action, Fork) and not _is_reason(action.reason):
-        return f"{action}: reason is {action.reason!r:.200}, not a mapping of names to finite numbers"
+        return f"{action}: reason is {action.reason!r:.200}, not a mapping of names to numbers"
     return None
 
 
 def _is_reason(reason: object) -> bool:
     if not isinstance(reason, Mapping):
         return False
-    numbers = [value for value in reason.values() if isinstance(value, int | float) and math.isfinite(value)]
-    return len(numbers) == len(reason) and all(isinstance(name, str) for name in reason)
+    return all(isinstance(name, str) and isinstance(value, SupportsFloat) for name, value in reason.items())
 
 
 def _fork_problems(fork: Fork, by_id: Mapping[str, RolloutView]) -> list[str]:
