@@ -23,7 +23,7 @@ from ramet.plugins import load_plugins
 from ramet.tracking.jsonl import read_metrics
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "evaluation.md").read_text()
-BLOCKS = [block for block in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "ramet " in block]
+BLOCKS = re.findall(r"^<!-- run: tests/test_docs_evaluation.py -->\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 CODE = " ".join(re.findall(r"`([^`\n]+)`", PAGE))
 
 
