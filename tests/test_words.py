@@ -1,4 +1,4 @@
-"""Words: docstrings, comments, messages and help are plain English, without the dialect of Ramet's first versions.
+"""Words: docstrings, comments, messages, help and pages are plain English, without the dialect of the first versions.
 
 Texts that a model reads are excepted by name: they change only with the numbers of a run. `LATER` names the parts whose
 texts still have words of `PLAIN`.
@@ -43,6 +43,13 @@ FOR_MODELS = {  # what the policy or a judge reads
 EARLIER_NAMES = {"core/src/ramet/types/doctor.py": "mend"}  # what checks of earlier plugins pass
 SOURCES = [ROOT / "core" / "src" / "ramet", *sorted(ROOT.glob("plugins/*/src"))]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+PAGES_APART = {"audits.md", "bad_input.md", "design.md", "faults.md", "hardware.md"}  # records and messages
+PAGES = [
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md")]
+    if path.name not in {*PAGES_APART, "CHANGELOG.md"}
+]
+NOT_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`]*`|^#.*?$|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 HEADLESS = re.compile(  # the docstring's subject would be the function's name, or nothing
     r"(?:After|Again|Also|Around|As|At|Because|Before|Between|Both|By|Else|For|From|Here|However|If|In|Inside,?|Into|"
     r"It|Its|Not|Nothing|Of|On|Once|Only|Outside|Over|Past|So|That|These|They|Those|Through|To|Under|Until|Up|Whatever|"
@@ -94,6 +101,18 @@ def test_no_word_of_the_former_dialect_is_used(source: Path) -> None:
 def test_no_word_is_used_that_makes_a_text_slow_to_read(words: str, instead: str) -> None:
     pattern = re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
     assert [finding for path in plain_files() for finding in findings(path, pattern, CODE)] == [], f"instead: {instead}"
+
+
+@pytest.mark.parametrize("words", [FORBIDDEN.pattern, *PLAIN])
+def test_pages_are_plain_too(words: str) -> None:
+    assert len(PAGES) > 30
+    pattern = re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
+    prose = {page: NOT_PROSE.sub(lambda m: "\n" * m[0].count("\n"), page.read_text(encoding="utf-8")) for page in PAGES}
+    assert [
+        f"{page.relative_to(ROOT)}:{1 + text.count(chr(10), 0, m.start())}: {m[0]!r}"
+        for page, text in prose.items()
+        for m in pattern.finditer(text)
+    ] == [], f"instead: {PLAIN.get(words, INSTEAD)}"
 
 
 @pytest.mark.parametrize(("where", "phrase"), [*FOR_MODELS.items(), *EARLIER_NAMES.items()])
