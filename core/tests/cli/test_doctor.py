@@ -225,6 +225,41 @@ def test_a_driver_that_is_too_old_for_vllm_is_told(
     assert ("580 or later" in found.text) == (severity is not Severity.OK)
 
 
+@pytest.mark.parametrize(
+    ("listed", "visible", "cuda", "severity", "text"),
+    [
+        ("GPU 0: H100 (UUID: x)", "", "13.0", Severity.NOTE, "CUDA_VISIBLE_DEVICES='' hides the GPUs"),
+        (
+            "GPU 0: H100 (UUID: x)",
+            "7",
+            "13.0",
+            Severity.PROBLEM,
+            "correct CUDA_VISIBLE_DEVICES=7, or install the build",
+        ),
+        ("GPU 0: H100 (UUID: x)", "0", None, Severity.PROBLEM, "built without CUDA"),
+        ("No devices found.", "0", None, Severity.NOTE, "no GPU (nvidia-smi -L lists none)"),
+    ],
+)
+def test_torch_without_a_gpu_is_a_problem_if_the_driver_lists_one_that_is_not_hidden(
+    listed: str, visible: str, cuda: str | None, severity: Severity, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs ramet[train]")
+    monkeypatch.setattr(host, "_said_by_driver", lambda *options: listed)
+    monkeypatch.setattr(host.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = next(one for one in host._torch() if one.what == "torch")
+    assert found.severity is severity and text in f"{found.text} {found.fix}"
+
+
+def test_an_mcp_program_that_is_missing_is_reported_once() -> None:
+    pytest.importorskip("mcp", reason="needs ramet[mcp]")
+    keys = ["model.path=''", "engine=torch", "tools.clock.use=mcp", "tools.clock.params.command=[no-such-program]"]
+    core = examine(compose(keys, job="doctor"), offline=False)[0]
+    assert [one.text for one in core.findings if one.what == "tools.clock"] == ["there is no program 'no-such-program'"]
+
+
 def test_a_broken_plugin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     class Info:
         name, distribution, broken = "weather", "ramet-weather", "ImportError:\n no module"

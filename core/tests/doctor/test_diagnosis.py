@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
+import tracemalloc
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ import pytest
 from ramet.cli import doctor as command
 from ramet.doctor import diagnosis, stored_run
 from ramet.doctor.diagnosis import CHECKS, EXPLAINS, diagnose, diagnosed
+from ramet.doctor.reading import Seen, thirds, trend
+from ramet.doctor.run_checks import formats, rewards, rollouts, sft
 from ramet.errors import ConfigError, InfraError
 from ramet.plugins import extensions
 from ramet.plugins.extensions import ExtensionEntry
@@ -25,7 +31,9 @@ from ramet.types import (
     CallStatus,
     Fault,
     Finding,
+    Group,
     Origin,
+    RecordedGroup,
     Rollout,
     Segment,
     SegmentKind,
@@ -284,6 +292,138 @@ def test_a_broken_record_is_left_out_and_a_folder_without_a_run_is_refused(tmp_p
         diagnose(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["\n" * 20_000, "<a>" * 20_000, "\\boxed{" * 20_000, " " * 20_000, "<|" * 20_000])
+def test_the_time_of_a_text_grows_with_its_length_alone(text: str) -> None:
+    rollout = played(0, "gold", said=text, call=None, answer=text).rollout
+    group = RecordedGroup(kind="step", step=1, group=Group(task=rollout.task, rollouts=(rollout,), scores={}))
+    run = StoredRun(folder=Path(), job="train", config={}, metrics={}, groups=(group,))
+    began = time.perf_counter()
+
+    assert formats._unread_form(run, Seen(group, rollout), "tags") is None
+    assert not rewards._is_right(Seen(group, rollout))
+    assert time.perf_counter() - began < 0.5
+
+
+def test_a_box_and_the_end_of_a_reply_are_read_as_before() -> None:
+    assert rewards._plain("so $\\boxed{\\frac{1}{2}}$.") == "\\frac{1}{2}"
+    assert rewards._plain("\\text{ open\n\\boxed{Paris}") == "paris"
+    ends = {text: rewards._ends_with(text, "12") for text in ("12", "x=12", "is 12", "-12", "112", "12 m")}
+    assert ends == {"12": True, "x=12": True, "is 12": True, "-12": False, "112": False, "12 m": False}
+    assert formats._closed_tags("</b><a><c></a><b>") == ["a"]
+
+
+def test_large_updates_do_not_explain_rewards_that_are_wrong_or_a_sure_start(tmp_path: Path) -> None:
+    metrics = {"train/approx_kl": 0.4, "train/engine_gap_mean": 0.3, "group/no_signal_share": 1.0}
+    run = write_run(tmp_path, metrics, {"reward": 0.0})
+
+    assert [finding.name for finding in diagnose(run)] == ["engine-gap", "misjudged"]
+    assert not any({"misjudged", "sure", "one-source", "dead-part"} & EXPLAINS[n] for n in ("update-large", "kl-grows"))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [
+        ({"reward/tool_cost": [-0.02, -0.05, -0.1, -0.12, -0.17, -0.2]}, False),  # a penalty
+        ({"reward/qa/calls": [5.5, 5.0, 4.0, 3.0, 2.5, 2.2]}, False),  # what a reward reports, not a reward
+        ({"reward/style": [0.5, 0.49, 0.47, 0.46, 0.44, 0.42]}, False),  # little beside what is gained
+        ({"reward/style": [0.5, 0.45, 0.4, 0.3, 0.2, 0.1]}, True),
+    ],
+)
+def test_one_part_falls_if_it_is_a_reward_and_loses_much(metrics: dict[str, Any], found: bool, tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"reward/roots_mean": RISING, "reward/qa": RISING, **metrics})
+
+    assert [finding.name for finding in diagnose(run)] == ["hacked"] * found
+
+
+@pytest.mark.parametrize(
+    ("reward", "parts", "names"),
+    [
+        (0.2, {"length": -0.8}, []),
+        (0.0, {"format": 0.0}, []),
+        (0.1, {"qa": 0.0, "format": 1.0}, ["misjudged"]),  # format says nothing of the answer
+    ],
+)
+def test_an_answer_that_its_reward_takes_for_right_is_not_misjudged(
+    reward: float, parts: dict[str, float], names: list[str], tmp_path: Path
+) -> None:
+    change = {
+        "reward": lambda step, group, i: reward if i % 2 and group else float(i % 2),
+        "parts": lambda step, group, i: {"qa": float(i % 2), **(parts if group else {"format": 1.0})},
+    }
+
+    assert [finding.name for finding in diagnose(write_run(tmp_path, {}, change), most=None)] == names
+
+
+def test_values_of_the_configuration_may_be_variables_and_texts(tmp_path: Path) -> None:
+    config = CONFIG.replace("1.0e-6", "'${oc.env:LR}'").replace("temperature: 1.0", "temperature: '${oc.env:T}'")
+    config += "train: {steps: '${oc.env:STEPS}', kl_coef: high, entropy_coef: [1]}\n"
+    metrics = {"train/approx_kl": 0.5, "rollout/entropy": [0.4, 0.5, 0.8, 1.2, 1.6, 2.0], "train/lr": 1e-12}
+    findings = diagnose(write_run(tmp_path, metrics, config=config), most=None)
+
+    assert [finding.name for finding in findings] == ["update-large", "update-small", "entropy-grows"]
+    assert "policy.lr=${oc.env:LR}" in findings[0].text
+
+
+def test_a_check_of_the_core_that_fails_is_a_note_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(diagnosis, "CHECKS", (broken_check, check_of_a_package))
+    own, failed = diagnose(write_run(tmp_path))
+
+    assert (own.what, failed.what, failed.severity) == ("mine", "the check broken_check", Severity.NOTE)
+    assert "the check itself failed: ValueError: not today" in caplog.text
+
+
+def test_a_value_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    rising = [*RISING[:5], math.nan]
+
+    assert trend(rising) > 2 and thirds([math.nan, 1.0, 2.0, 3.0]) == (1.0, 3.0)
+    assert diagnose(write_run(tmp_path, {"reward/roots_mean": rising}), most=None) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "config"),
+    [
+        (FAULTS["clip-inert"]["metrics"], "policy_loss: {name: cispo, params: {clip_low: 1.0, clip_high: 4.0}}"),
+        (FAULTS["clip-inert"]["metrics"], "policy_loss: {name: dppo}"),
+        ({"train/clip_fraction": 0.7}, "policy_loss: {name: gspo}"),
+        (FAULTS["reward-falls"]["metrics"], "data: {order: curriculum}"),
+    ],
+)
+def test_what_a_setting_does_by_design_is_not_found(metrics: dict[str, Any], config: str, tmp_path: Path) -> None:
+    assert diagnose(write_run(tmp_path, metrics, config=CONFIG + config), most=None) == []
+
+
+def test_the_clip_is_shown_by_the_options_that_are_set(tmp_path: Path) -> None:
+    config = CONFIG + "policy_loss: {name: aepo, params: {clip_high: 2.5}}"
+    (finding,) = diagnose(write_run(tmp_path, FAULTS["clip-inert"]["metrics"], config=config))
+
+    assert finding.text.endswith("reaches 3; policy_loss.params.clip_high=2.5")
+
+
+def test_a_policy_far_from_its_reference_is_not_held_by_the_kl(tmp_path: Path) -> None:
+    metrics = {"train/kl_coef": 0.3, "train/kl_reference": [0.0, 0.1, 0.5, 1.0, 4.0, 8.7]}
+
+    assert [finding.name for finding in diagnose(write_run(tmp_path, metrics), most=None)] == ["kl-grows"]
+
+
+@pytest.mark.parametrize(("status", "text"), [("failed", "after step 6: ramet: out of disk"), ("finished", None)])
+def test_the_end_of_the_log_is_read_if_the_run_failed(
+    status: str, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = (SimpleNamespace(status=status),)
+    monkeypatch.setattr(rollouts, "read_manifest", lambda path: SimpleNamespace(attempts=attempts))
+    run = stored_run.read_stored_run(write_run(tmp_path))
+    with (tmp_path / "run.log").open("wb") as log:
+        log.seek(1 << 26)
+        log.write(b"\n09:00 ERROR ramet: out of disk\nend\n")
+    tracemalloc.start()
+
+    assert [finding.text for finding in rollouts.ended(run)] == ([text] if text else [])
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
+
+
 def test_few_files_are_read_of_a_long_run() -> None:
     paths = [Path(str(i)) for i in range(100)]
 
@@ -298,6 +438,14 @@ def test_sft_is_examined_by_its_losses(tmp_path: Path) -> None:
         tracker.log(step, {name: values[step] for name, values in losses.items()})
 
     assert [finding.name for finding in diagnose(tmp_path)] == ["loss-flat", "overfit"]
+
+
+@pytest.mark.parametrize(("loss", "names"), [(0.01, []), (0.2, ["loss-flat"])])
+def test_a_loss_near_0_has_nothing_to_fall(loss: float, names: list[str]) -> None:
+    metrics = {"sft/loss": dict.fromkeys(range(STEPS), loss)}
+    run = StoredRun(folder=Path(), job="sft", config={}, metrics=metrics)
+
+    assert [finding.name for finding in sft.loss_flat(run)] == names
 
 
 def test_a_check_of_a_package_is_asked_and_its_failure_is_a_note(

@@ -7,7 +7,7 @@ out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from ramet.doctor.run_checks import formats, policy, rewards, rollouts, sft, tim
 from ramet.doctor.stored_run import read_stored_run
 from ramet.errors import InfraError, PluginError
 from ramet.plugins import extensions
+from ramet.plugins.extensions import ExtensionEntry
 from ramet.plugins.plugin_code import raised_at
 from ramet.types import Finding, RunCheck, Severity, StoredRun
 
 logger = logging.getLogger(__name__)
 MOST = 2  # findings: a run with more has a cause among the first
-CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
+CHECKS: tuple[RunCheck, ...] = (
     update.not_finite,
     rollouts.masked,
     update.engine_gap,
@@ -51,9 +52,8 @@ CHECKS: tuple[Callable[[StoredRun], Iterable[Finding]], ...] = (
     sft.overfit,
     rollouts.ended,
 )
-FAILED_FORMAT = frozenset(
-    {"no-format", "cut", "tool-unused", "no-signal", "no-forks", "misjudged", "sure", "one-source", "dead-part"}
-)
+UNTRAINED = frozenset({"no-format", "cut", "tool-unused", "no-signal", "no-forks"})
+FAILED_FORMAT = UNTRAINED | {"misjudged", "sure", "one-source", "dead-part"}  # which no update makes
 BLOWN_UP = frozenset(
     {"cut", "no-format", "kl-grows", "entropy-grows", "length-grows", "collapsed", "clip-inert", "reward-falls"}
 )
@@ -61,15 +61,15 @@ EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from 
     "not-finite": BLOWN_UP | FAILED_FORMAT | {"ended"},
     "masked": frozenset({"tool-unused", "no-signal", "no-forks", "slow-tools", "stragglers", "tool-fails", "ended"}),
     "other-form": FAILED_FORMAT,
-    "update-large": BLOWN_UP | FAILED_FORMAT,
+    "update-large": BLOWN_UP | UNTRAINED,
     "no-format": FAILED_FORMAT | {"tool-fails"},
     "tool-fails": frozenset({"no-signal", "no-forks", "cut", "length-grows", "one-source"}),
     "tool-cut": frozenset({"no-signal", "no-forks", "cut", "length-grows"}),
     "cut": frozenset({"no-signal", "no-forks", "tool-unused", "length-grows", "sure"}),
     "misjudged": frozenset({"no-signal", "one-source", "hacked"}),
-    "engine-gap": BLOWN_UP | FAILED_FORMAT | {"update-large"},
+    "engine-gap": BLOWN_UP | UNTRAINED | {"update-large"},
     "sure": frozenset({"no-signal", "no-forks"}),
-    "kl-coef": frozenset({"kl-grows", "update-large"}),
+    "kl-coef": frozenset({"update-large"}),
     "kl-grows": BLOWN_UP,
     "entropy-grows": frozenset({"length-grows", "reward-falls"}),
     "length-grows": frozenset({"reward-falls"}),
@@ -112,7 +112,7 @@ def _log_findings(folder: Path) -> None:
     try:
         findings = diagnose(folder)
     except Exception as error:
-        logger.debug("the run could not be diagnosed: %r", error)
+        logger.warning("doctor: %s could not be examined: %r", folder, error)
         return
     if findings:
         counted = f"{len(findings)} finding{'s' * (len(findings) > 1)}"
@@ -122,9 +122,9 @@ def _log_findings(folder: Path) -> None:
 
 def _all_findings(run: StoredRun) -> Iterator[Finding]:
     for check in CHECKS:
-        yield from check(run)
+        yield from _asked(check, run)
     for entry in extensions.extensions(extensions.DIAGNOSES):
-        yield from _of_plugin(entry, run)
+        yield from _asked(entry, run)
 
 
 def _is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
@@ -139,14 +139,18 @@ def _explained_by(cause: Finding, found: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in found if finding.name in names]
 
 
-def _of_plugin(entry: extensions.ExtensionEntry, run: StoredRun) -> list[Finding]:
+def _asked(asked: RunCheck | ExtensionEntry, run: StoredRun) -> list[Finding]:
+    """The findings of a check of the core or of a package. What it raises is logged, and becomes a note."""
     try:
-        check: RunCheck = entry.load()
+        check: RunCheck = asked.load() if isinstance(asked, ExtensionEntry) else asked
         return list(check(run))
     except (Exception, SystemExit) as error:
+        of_package = isinstance(asked, ExtensionEntry)
+        what = str(asked) if of_package else f"the check {getattr(asked, '__name__', asked)}"
         text = f"the check itself failed: {type(error).__name__}: {error}{raised_at(error)}"
-        fix = f"report it to the authors of {entry.distribution}"
-        return [Finding(what=str(entry), severity=Severity.NOTE, text=text, fix=fix)]
+        logger.warning("doctor: %s: %s", what, hide(text))
+        fix = f"report it to the authors of {asked.distribution if of_package else 'ramet'}"
+        return [Finding(what=what, severity=Severity.NOTE, text=text, fix=fix)]
 
 
 def _hidden(finding: Finding) -> Finding:

@@ -65,27 +65,48 @@ def _torch() -> Iterator[Finding]:
         return
     import torch
 
-    driver = shutil.which("nvidia-smi") is not None
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         memory = torch.cuda.get_device_properties(0).total_memory / GIB
         yield _found("torch", f"{torch.__version__}, {len(names)} x {names[0]} of {memory:.0f} GiB")
-    elif driver:
+    elif not _lists_gpu():
+        text = f"{torch.__version__}, {os.cpu_count()} cores, no GPU"
+        if shutil.which("nvidia-smi") is None:
+            yield _found("torch", text)
+        else:
+            fix = "if this machine has one, repair its driver first"
+            yield _found("torch", f"{text} (nvidia-smi -L lists none)", Severity.NOTE, fix)
+    elif hidden is not None and hidden.strip() in ("", "-1"):
+        text = f"{torch.__version__}, {os.cpu_count()} cores; CUDA_VISIBLE_DEVICES={hidden!r} hides the GPUs"
+        yield _found("torch", text, Severity.NOTE, "unset CUDA_VISIBLE_DEVICES to use them")
+    else:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         fix = "install the build of torch for this driver: docs/install.md#cuda-torch-and-drivers"
+        fix = f"correct CUDA_VISIBLE_DEVICES={hidden}, or {fix}" if hidden and torch.version.cuda else fix
         yield _found("torch", f"{torch.__version__} sees no GPU, {built}", Severity.PROBLEM, fix)
-    else:
-        yield _found("torch", f"{torch.__version__}, {os.cpu_count()} cores, no GPU")
+
+
+def _lists_gpu() -> bool:
+    """Whether NVIDIA's driver lists a GPU, also one that is hidden from this process."""
+    return _said_by_driver("-L").startswith("GPU ")
+
+
+def _said_by_driver(*options: str) -> str:
+    """Return what nvidia-smi prints; nothing where it is not installed or fails."""
+    asked = ["nvidia-smi", *options]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
 
 
 def _driver(config: Config) -> Iterator[Finding]:
     """NVIDIA's, where there is one: vLLM's wheels need a new one."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.split()
-        driver, major = answer[0], int(answer[0].partition(".")[0])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    driver = _said_by_driver("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
+    if not driver.partition(".")[0].isdecimal():
         return
+    major = int(driver.partition(".")[0])
     if major >= CUDA_13_DRIVER:
         yield _found("driver", f"NVIDIA {driver}")
         return

@@ -40,9 +40,10 @@ class Examined:
 def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
     """Every check, the core's first. Never raises for what a check does."""
     context = DoctorContext(options=options_of(resolved.config), offline=offline)
-    servers = _started_servers(resolved.config, offline=offline)
-    own_findings = tuple(_hidden(finding) for finding in (*check_host(resolved.config), *_plugins(), *servers))
-    examined = [Examined(name=BUILTIN, distribution="ramet", findings=own_findings)]
+    found = [*check_host(resolved.config), *_plugins()]
+    failed = {finding.what for finding in found if finding.severity is Severity.PROBLEM}
+    found += _started_servers(resolved.config, failed, offline=offline)
+    examined = [Examined(name=BUILTIN, distribution="ramet", findings=tuple(map(_hidden, found)))]
     for entry in extensions.extensions(extensions.DOCTOR):
         if _is_concerned(entry.distribution, resolved.config):
             with _without_news():
@@ -105,12 +106,15 @@ def _plugins() -> Iterator[Finding]:
             yield Finding(what=f"plugin {info.name}", severity=Severity.NOTE, text=info.slow)
 
 
-def _started_servers(config: Config, *, offline: bool) -> Iterator[Finding]:
-    """Start each MCP server, ask it for its tools, and end it. With `offline` none is: it may use the network."""
+def _started_servers(config: Config, failed: set[str], *, offline: bool) -> Iterator[Finding]:
+    """Start each MCP server, ask it for its tools, and end it. With `offline` none is: it may use the network.
+
+    Those of `failed` checks cannot start, which was reported.
+    """
     for name, settings in config.tools.items():
-        if not isinstance(settings.params, McpConfig):
-            continue
         what = f"tools.{name}"
+        if not isinstance(settings.params, McpConfig) or {what, "mcp"} & failed:
+            continue
         if offline:
             yield Finding(what=what, severity=Severity.NOTE, text="the MCP server was not started (--offline)")
             continue

@@ -62,8 +62,29 @@ def mean(values: Sequence[float]) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
+def finite(run: StoredRun, name: str) -> list[float]:
+    """Return the values of a metric that are numbers, in the order of steps."""
+    return [value for value in run.values(name) if math.isfinite(value)]
+
+
+def number(run: StoredRun, key: str, default: float = 0.0) -> float:
+    """Return the value of a key; `default` where it is no finite number, as `${oc.env:LR}` of a variable."""
+    try:
+        value = float(run.option(key, default))
+    except (TypeError, ValueError, OverflowError):
+        return default
+    return value if math.isfinite(value) else default
+
+
+def shown(run: StoredRun, key: str, default: float = 0.0) -> str:
+    """Return the value of a key for a text: a number in short, anything else as it is in the configuration."""
+    value = run.option(key, default)
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
 def thirds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the means of the first and the last third."""
+    """Return the means of the first and the last third of the finite values."""
+    values = [value for value in values if math.isfinite(value)]
     size = max(1, len(values) // 3)
     return sum(values[:size]) / size, sum(values[-size:]) / size
 
@@ -71,9 +92,10 @@ def thirds(values: Sequence[float]) -> tuple[float, float]:
 def trend(values: Sequence[float]) -> float:
     """Return by how many standard errors the last third is above the first; 0 for fewer than four values.
 
-    The noise of a value is estimated from the differences of neighbours.
+    Values that are not finite are left out. The noise of a value is estimated from the differences of neighbours.
     """
-    if len(values) < 4 or not all(map(math.isfinite, values)):
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < 4:
         return 0.0
     first, last = thirds(values)
     noise = statistics.pstdev([after - before for before, after in pairwise(values)]) / math.sqrt(2)

@@ -80,7 +80,8 @@ FORKS_FEW = 0.25  # forks per group: one in four groups compares a fork with its
 # Training against validation.
 VALID_FALL, VALID_SE = 0.05, 2.0  # reward, from the best validation before to the last, and so many standard errors
 VALID_TASKS = 32  # for the standard error, where the manifest does not say how many there were
-PART_CHANGE = 0.05  # by which one part of the reward rises and another falls
+PART_CHANGE = 0.05  # by which one part of the reward falls, before its weight
+PART_SHARE = 0.25  # of the whole reward's rise: a smaller fall of a part is made up for
 
 # Time. A step under STEP_S is not worth a change.
 STEP_S = 1.0
@@ -89,5 +90,6 @@ STRAGGLER_TIMES, STRAGGLER_SHARE = 4.0, 0.6  # the longest against the median, a
 
 # SFT.
 LOSS_FALL = 0.02  # share of the first loss by which it has to fall
+LOSS_LOW = 0.05  # nats per token, or less: nothing is left to learn, tokens have 95 % on average
 FEWEST_LINES = 4  # of the loss
 VALID_LOSS_RISE = 0.1  # share, from its lowest value to its last

@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import Seen, by_step, finding, mean, percent, played, quoted, severity
+from ramet.doctor.reading import Seen, by_step, finding, finite, mean, percent, played, quoted, severity, shown
 from ramet.types import Finding, SegmentKind, Severity, StopReason, StoredRun
 
-# Calls as chat templates and agents write them. The first group, where there is one, is the name of the tool.
+# Calls as chat templates and agents write them. The time of each pattern grows with the text's length alone.
 CALLS = {
     "hermes": re.compile(r"<tool_call>\s*\{"),
-    "JSON": re.compile(r'^\s*(?:<\|python_tag\|>)?\s*\{\s*"name"\s*:', re.MULTILINE),
+    "JSON": re.compile(r'^[ \t]*(?:<\|python_tag\|>\s*)?\{\s*"name"\s*:', re.MULTILINE),
     "<function=…>": re.compile(r"<function=[\w.-]+>"),
     "a fenced block of code": re.compile(r"```(?:python|tool_code|json|search)\b"),
     "[TOOL_CALLS]": re.compile(r"\[TOOL_CALLS\]|<\|tool_call\|>|<\|tool_calls_section_begin\|>|<｜tool▁call"),
     "ReAct": re.compile(r"^Action\s*:.*\n\s*Action Input\s*:", re.MULTILINE),
 }
-TAGS = re.compile(r"<([A-Za-z_][\w.-]*)>(?=.*?</\1>)", re.DOTALL)  # opened and closed
-OPENED = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
+TAGS = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
+TURN_END = 20_000  # characters of a turn in which forms are looked for: its end, where calls and answers are
 OWN_FORMS = {"tags": {"tags"}, "hermes": {"hermes", "JSON"}}  # of the rollout steps whose forms are known here
 PLAIN = frozenset("b i em strong code pre p br ul ol li sub sup table tr td th a span div".split())  # HTML in prose
 
@@ -62,17 +62,29 @@ def _fix_of_form(step: str, form: str) -> str:
 
 def _unread_form(run: StoredRun, one: Seen, step: str) -> str | None:
     """The form of a call or answer that no call of the same turn answers; None without one."""
-    called = {call.turn for call in one.rollout.tool_calls}
+    called, names = {call.turn for call in one.rollout.tool_calls}, _names(run, step)
     for segment in one.rollout.segments:
         if segment.kind is not SegmentKind.TURN or segment.turn in called:
             continue
+        text = segment.text[-TURN_END:]
         for name, pattern in CALLS.items():
-            if name not in OWN_FORMS[step] and pattern.search(segment.text):
+            if name not in OWN_FORMS[step] and pattern.search(text):
                 return name
-        for name in TAGS.findall(segment.text):
-            if name not in _names(run, step):
-                return f"<{name}>"
+        unknown = next((name for name in _closed_tags(text) if name not in names), None)
+        if unknown is not None:
+            return f"<{unknown}>"
     return None
+
+
+def _closed_tags(text: str) -> list[str]:
+    """The names of tags that are opened and later closed, in the order of their opening."""
+    opened: dict[str, bool] = {}  # name -> whether it is closed
+    for slash, name in TAGS.findall(text):
+        if not slash:
+            opened.setdefault(name, False)
+        elif name in opened:
+            opened[name] = True
+    return [name for name, closed in opened.items() if closed]
 
 
 def _names(run: StoredRun, step: str) -> frozenset[str]:
@@ -87,18 +99,18 @@ def no_format(run: StoredRun) -> Iterator[Finding]:
     seen = played(run)
     if len(seen) < t.FEWEST_ROLLOUTS or run.option("rollout_step.name", "tags") not in OWN_FORMS:
         return
-    entropy = run.values("rollout/entropy")
+    entropy = finite(run, "rollout/entropy")
     noise = bool(entropy) and entropy[0] >= t.NOISE_ENTROPY
     bare = [one for one in seen if not one.rollout.answer and (noise or _is_bare(run, one))]
     if len(bare) / len(seen) >= t.NO_MARK_WRONG:
-        temperature = run.option("rollout.temperature", 1.0)
+        temperature = shown(run, "rollout.temperature", 1.0)
         yield finding(
             "no-format",
             Severity.PROBLEM,
             "the rollouts are noise" if noise else "the format is never used",
             f"{len(bare)} of {len(seen)} rollouts hold no answer, and "
             + (f"have {entropy[0]:.2g} nats a token in the first step" if noise else "no call and no tag either")
-            + f" (rollout.temperature={temperature:g}); one writes {quoted(bare[0].rollout.sampled)}",
+            + f" (rollout.temperature={temperature}); one writes {quoted(bare[0].rollout.sampled)}",
             "teach the format first (ramet sft), or describe it: rollout_step.system_prompt=always"
             + ("; the model's weights and tokenizer (model.path), rollout.temperature=1" if noise else ""),
             bare,
@@ -122,7 +134,7 @@ def no_format(run: StoredRun) -> Iterator[Finding]:
 def _is_bare(run: StoredRun, one: Seen) -> bool:
     """Whether a rollout holds no call, and no tag of the format."""
     names = _names(run, "tags") - PLAIN
-    return not one.rollout.tool_calls and not any(name in names for _, name in OPENED.findall(one.rollout.sampled))
+    return not one.rollout.tool_calls and not any(name in names for _, name in TAGS.findall(one.rollout.sampled))
 
 
 def cut(run: StoredRun) -> Iterator[Finding]:

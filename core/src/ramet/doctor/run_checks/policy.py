@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import REWARD, Seen, finding, groups_of, percent, rises, severity, thirds
+from ramet.doctor.reading import (
+    REWARD,
+    Seen,
+    finding,
+    finite,
+    groups_of,
+    number,
+    percent,
+    rises,
+    severity,
+    shown,
+    thirds,
+)
 from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 
@@ -27,12 +39,12 @@ def sure(run: StoredRun) -> Iterator[Finding]:
 def _copies(
     run: StoredRun, groups: list[RecordedGroup], share: float, level: Severity, name: str, what: str
 ) -> Finding:
-    entropies = run.values("rollout/entropy")
+    entropies = finite(run, "rollout/entropy")
     nats = f"; entropy {entropies[0]:.3g} nats, {entropies[-1]:.3g} at the end" if entropies else ""
     fix = (
         "policy.lr (lower), train.entropy_coef or train.kl_coef (higher); begin again from an earlier checkpoint"
         if name == "collapsed"
-        else f"rollout.temperature={run.option('rollout.temperature', 1.0):g} (1 is usual), or a start that is less "
+        else f"rollout.temperature={shown(run, 'rollout.temperature', 1.0)} (1 is usual), or a start that is less "
         "sure: fewer epochs of SFT, more varied traces"
     )
     text = (
@@ -54,7 +66,7 @@ def _copied(groups: list[RecordedGroup]) -> float:
 
 def entropy_grows(run: StoredRun) -> Iterator[Finding]:
     """The entropy grows without end: the policy forgets."""
-    values = run.values("rollout/entropy")
+    values = finite(run, "rollout/entropy")
     if len(values) < 2:
         return
     first, last = values[0], thirds(values)[1]
@@ -72,13 +84,13 @@ def entropy_grows(run: StoredRun) -> Iterator[Finding]:
 
 def _bonus(run: StoredRun) -> str:
     """Return the coefficient of the entropy, which is the first to change where it is not 0."""
-    coef = float(run.option("train.entropy_coef") or 0.0)
+    coef = number(run, "train.entropy_coef")
     return f"train.entropy_coef={coef:g} (0), " if coef else ""
 
 
 def length_grows(run: StoredRun) -> Iterator[Finding]:
     """Rollouts become longer, or are cut more and more, and earn no more."""
-    values, cut = run.values("rollout/sampled_tokens_mean"), run.values("rollout/stop/length") or [0.0]
+    values, cut = finite(run, "rollout/sampled_tokens_mean"), finite(run, "rollout/stop/length") or [0.0]
     if len(values) < 2 or rises(run):
         return
     first, last = values[0], thirds(values)[1]
@@ -98,8 +110,10 @@ def length_grows(run: StoredRun) -> Iterator[Finding]:
 
 
 def reward_falls(run: StoredRun) -> Iterator[Finding]:
-    """The reward was higher before."""
-    values = run.values(REWARD)
+    """The reward was higher before, and the tasks have not become harder by design."""
+    if run.option("data.order") == "curriculum":
+        return
+    values = finite(run, REWARD)
     size = max(2, len(values) // 3)
     means = [sum(values[i : i + size]) / size for i in range(len(values) - size + 1)]
     if len(values) < 2 * size or max(means) - means[-1] < max(t.REWARD_FALL, t.REWARD_FALL_SHARE * max(means)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,8 +14,10 @@ from ramet.doctor.reading import (
     REWARD,
     Seen,
     finding,
+    finite,
     groups_of,
     mean,
+    number,
     percent,
     played,
     quoted,
@@ -28,7 +31,7 @@ from ramet.runs.manifest import read_manifest
 from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 MARKUP = re.compile(r"</?answer>|<\|[^|<>]*\|>|</s>")
-BOX = re.compile(r"\\boxed\{(.*)\}|\\text\{(.*)\}")
+BOX = re.compile(r"\\(?:boxed|text)\{(.*)")  # and all that follows on the line
 PENALTIES = frozenset({"length", "overlong", "tool_cost", "repetition"})  # 0 where there is nothing to punish
 TAIL = 80  # characters of the last turn in which an answer that was not read is looked for
 
@@ -40,11 +43,9 @@ def misjudged(run: StoredRun) -> Iterator[Finding]:
     if len(seen) < t.FEWEST_ROLLOUTS or len(right) < t.MISJUDGED_RIGHT * len(seen):
         return
     most = max(one.reward or 0.0 for one in seen)
-    missed = [
-        one
-        for one in right
-        if ((one.reward or 0.0) <= 0.0 or (one.reward or 0.0) <= most / 4) and not _is_rewarded(one, seen)
-    ]
+    little = [one for one in right if (one.reward or 0.0) <= max(0.0, most / 4)]
+    best = _best_of_judges(seen, right)
+    missed = [one for one in little if not any(one.score.parts.get(name, 0.0) >= best[name] for name in best)]
     level = severity(len(missed) / len(right), t.MISJUDGED_LOOK, t.MISJUDGED_WRONG)
     if level is None or len(missed) < t.MISJUDGED_RIGHT * len(seen):
         return
@@ -63,12 +64,17 @@ def misjudged(run: StoredRun) -> Iterator[Finding]:
     )
 
 
-def _is_rewarded(one: Seen, seen: list[Seen]) -> bool:
-    """Whether one of several rewards gives a rollout as much as any gets, and others outweigh it."""
-    parts = {name: value for name, value in one.score.parts.items() if "/" not in name and value > 0.0}
-    return len(one.score.parts) > 1 and any(
-        value >= max(other.score.parts.get(name, 0.0) for other in seen) for name, value in parts.items()
-    )
+def _best_of_judges(seen: list[Seen], right: list[Seen]) -> dict[str, float]:
+    """The largest value of each of several rewards that gives wrong answers less than half of it on average. A right
+    answer that gets as much is judged well, and other rewards outweigh it.
+    """
+    names = {name for one in seen for name in one.score.parts if "/" not in name}
+    is_right = {one.ref for one in right}
+    others = [one for one in seen if one.ref not in is_right]
+    wrong = [one for one in others if one.rollout.answer is not None] or others
+    values = {name: [one.score.parts.get(name, 0.0) for one in seen] for name in names if len(names) > 1}
+    of_wrong = {name: mean([one.score.parts.get(name, 0.0) for one in wrong]) or 0.0 for name in values}
+    return {name: max(own) for name, own in values.items() if max(own) > 0.0 and of_wrong[name] < max(own) / 2}
 
 
 def _is_right(one: Seen) -> bool:
@@ -85,14 +91,14 @@ def _is_right(one: Seen) -> bool:
 
 def _plain(text: str) -> str:
     """Return what is left without case, boxes, the answer's tags, dollars and punctuation at the ends."""
-    boxed = BOX.search(text)
-    bare = MARKUP.sub(" ", (boxed[1] or boxed[2] or "") if boxed else text)
+    boxes = (inside.rpartition("}") for inside in BOX.findall(text))
+    bare = MARKUP.sub(" ", next((inside for inside, closed, _ in boxes if closed), text))
     return " ".join(bare.casefold().replace("$", " ").split()).strip(" .,;:!?\"'()[]*`")
 
 
 def _ends_with(text: str, gold: str) -> bool:
     """Whether a text ends with the gold as a word of its own. A number after `-` or inside another is not."""
-    return re.search(rf"(?:^|[\s:=]){re.escape(gold)}$", text) is not None
+    return text.endswith(gold) and text[: -len(gold)][-1:] in ("", *string.whitespace, *":=")
 
 
 def no_signal(run: StoredRun) -> Iterator[Finding]:
@@ -169,8 +175,7 @@ def dead_part(run: StoredRun) -> Iterator[Finding]:
     names = sorted({name for one in seen for name in one.score.parts if "/" not in name})
     for name in names:
         values = [one.score.parts[name] for one in seen if name in one.score.parts]
-        is_penalty = (run.option(f"rewards.{name}.use") or name) in PENALTIES
-        if len(names) < 2 or is_penalty or len(values) < t.FEWEST_ROLLOUTS or any(values):
+        if len(names) < 2 or _is_penalty(run, name) or len(values) < t.FEWEST_ROLLOUTS or any(values):
             continue
         combined = run.option(f"rewards.{name}.combine", "add")
         yield finding(
@@ -185,17 +190,22 @@ def dead_part(run: StoredRun) -> Iterator[Finding]:
         )
 
 
+def _is_penalty(run: StoredRun, name: str) -> bool:
+    return (run.option(f"rewards.{name}.use") or name) in PENALTIES or number(run, f"rewards.{name}.weight", 1.0) < 0.0
+
+
 def one_part(run: StoredRun) -> Iterator[Finding]:
     """Validation falls, or one part of the reward does, while the reward of training rises."""
-    training = run.values(REWARD)
+    training = finite(run, REWARD)
     if trend(training) <= t.RISE_SE:
         return
     first, last = thirds(training)
-    parts = {name: run.values(name) for name in _parts(run)}
-    falling = {name: values for name, values in parts.items() if _falls(values)}
+    parts = {f"reward/{name}": finite(run, f"reward/{name}") for name in _parts(run)}
+    least = max(t.PART_CHANGE, t.PART_SHARE * (last - first))
+    falling = {name: values for name, values in parts.items() if _fall(values) >= least}
     rising = [name for name, values in parts.items() if trend(values) > t.RISE_SE and name not in falling]
     carried = f"; {', '.join(rising)} rises alone" if rising and len(parts) > 1 else ""
-    valid = {name: run.values(name) for name in run.metrics if _is_validation(name)}
+    valid = {name: finite(run, name) for name in run.metrics if _is_validation(name)}
     least = max(t.VALID_FALL, t.VALID_SE * math.sqrt(0.5 / valid_rollouts(run)))  # of two means of a share
     fallen = {name: values for name, values in valid.items() if len(values) > 1 and _drop(values) >= least}
     if not fallen and not falling:
@@ -214,13 +224,16 @@ def one_part(run: StoredRun) -> Iterator[Finding]:
 
 
 def _parts(run: StoredRun) -> list[str]:
-    own = ("reward/mean", "reward/std", REWARD, "reward/unjudged_rollouts")
-    return [name for name in run.metrics if name.startswith("reward/") and name not in own]
+    """The names of the rewards, without what one reports of its own value and without penalties."""
+    own = ("mean", "std", "roots_mean", "unjudged_rollouts")
+    names = [name.removeprefix("reward/") for name in run.metrics if name.startswith("reward/")]
+    return [name for name in names if "/" not in name and name not in own and not _is_penalty(run, name)]
 
 
-def _falls(values: list[float]) -> bool:
+def _fall(values: list[float]) -> float:
+    """Return by how much a reward falls, before its weight: a small one may be the reason. 0 if it may be noise."""
     first, last = thirds(values)
-    return trend(values) < -t.RISE_SE and first - last >= t.PART_CHANGE
+    return first - last if trend(values) < -t.RISE_SE else 0.0
 
 
 def _is_validation(name: str) -> bool:
@@ -239,4 +252,4 @@ def valid_rollouts(run: StoredRun) -> int:
         tasks = read_manifest(run.folder / "manifest.json").data["valid"].tasks
     except (ConfigError, OSError, KeyError):
         tasks = t.VALID_TASKS
-    return max(1, tasks * int(run.option("train.eval_k", 1)))
+    return max(1, tasks * int(number(run, "train.eval_k", 1)))

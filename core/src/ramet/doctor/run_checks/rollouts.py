@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from ramet.config.secrets import hide
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import all_played, finding, groups_of, mean, percent, played, quoted, severity
+from ramet.doctor.reading import all_played, finding, groups_of, mean, number, percent, played, quoted, severity
 from ramet.errors import ConfigError
 from ramet.runs.manifest import read_manifest
 from ramet.runs.run_dir import RUN_LOG
 from ramet.types import Finding, Severity, StoredRun
 
-LOG_END = 20_000  # characters of run.log in which the last error is looked for
+LOG_END = 80_000  # bytes of run.log in which the last error is looked for
 
 
 def masked(run: StoredRun) -> Iterator[Finding]:
@@ -54,12 +56,11 @@ def ended(run: StoredRun) -> Iterator[Finding]:
     """The last process of the run ended with an error."""
     try:
         attempts = read_manifest(run.folder / "manifest.json").attempts
-        log = (run.folder / RUN_LOG).read_text(encoding="utf-8", errors="replace")[-LOG_END:].splitlines()
+        if not attempts or attempts[-1].status != "failed":
+            return
+        errors = [line for line in _last_lines(run.folder / RUN_LOG) if " ERROR " in line]
     except (ConfigError, OSError):
         return
-    if not attempts or attempts[-1].status != "failed":
-        return
-    errors = [line for line in log if " ERROR " in line]
     steps = max((step for values in run.metrics.values() for step in values), default=0)
     yield finding(
         "ended",
@@ -68,6 +69,12 @@ def ended(run: StoredRun) -> Iterator[Finding]:
         f"after step {steps}: {hide(errors[-1].partition(' ERROR ')[2].strip()) if errors else 'run.log names none'}",
         f"what the message says; all of it is in {run.folder / RUN_LOG}",
     )
+
+
+def _last_lines(log: Path) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_END))
+        return file.read().decode(errors="replace").splitlines()
 
 
 def no_forks(run: StoredRun) -> Iterator[Finding]:
@@ -89,10 +96,9 @@ def no_forks(run: StoredRun) -> Iterator[Finding]:
 
 
 def _why(run: StoredRun) -> str:
-    size = int(run.option("rollout.group_size", 8))
-    roots = run.option("branch_policy.params.initial_rollouts")
-    if roots is not None and int(roots) >= size:
-        return f"branch_policy.params.initial_rollouts={roots} uses the whole rollout.group_size={size}"
+    size, roots = number(run, "rollout.group_size", 8), number(run, "branch_policy.params.initial_rollouts")
+    if roots >= size:
+        return f"branch_policy.params.initial_rollouts={roots:g} uses the whole rollout.group_size={size:g}"
     if (mean(run.values("rollout/tool_use")) or 0.0) <= t.TOOL_UNUSED:
         return "no tool is called, and forks are made after tool results"
     if len([one for one in played(run) if one.rollout.tool_calls]) and not _turns_after_tools(run):

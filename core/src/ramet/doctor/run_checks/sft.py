@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import finding, thirds
+from ramet.doctor.reading import finding, finite, thirds
 from ramet.types import Finding, Severity, StoredRun
 
 
 def loss_flat(run: StoredRun) -> Iterator[Finding]:
-    values = run.values("sft/loss")
+    values = finite(run, "sft/loss")
     if len(values) < t.FEWEST_LINES:
         return
     first, last = values[0], thirds(values)[1]
-    if last > (1.0 - t.LOSS_FALL) * first:
+    if last > max(t.LOSS_LOW, (1.0 - t.LOSS_FALL) * first):
         yield finding(
             "loss-flat",
             Severity.PROBLEM,
@@ -25,7 +25,7 @@ def loss_flat(run: StoredRun) -> Iterator[Finding]:
 
 
 def overfit(run: StoredRun) -> Iterator[Finding]:
-    values = run.values("sft/valid_loss")
+    values = finite(run, "sft/valid_loss")
     if len(values) > 1 and values[-1] >= (1.0 + t.VALID_LOSS_RISE) * min(values):
         yield finding(
             "overfit",

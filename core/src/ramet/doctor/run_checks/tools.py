@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import Seen, finding, mean, percent, played, quoted, rises, severity
+from ramet.doctor.reading import Seen, finding, mean, number, percent, played, quoted, rises, severity
 from ramet.types import CallStatus, Finding, Severity, StoredRun, ToolRecord
 
 ERROR = re.compile(r"\s*(?:error|exception|traceback|failed)\b", re.IGNORECASE)  # as a tool's text that is one begins
@@ -21,8 +21,7 @@ def tool_unused(run: StoredRun) -> Iterator[Finding]:
     share = _share_that_calls(seen) if share is None else share
     if not names or share > t.TOOL_UNUSED or len(seen) < t.FEWEST_ROLLOUTS:
         return
-    calls = int(run.option("rollout.max_tool_calls", 1))
-    limit = "" if calls else " (rollout.max_tool_calls=0)"
+    limit = "" if number(run, "rollout.max_tool_calls", 1) else " (rollout.max_tool_calls=0)"
     yield finding(
         "tool-unused",
         Severity.WARNING if rises(run) else Severity.PROBLEM,
@@ -77,7 +76,7 @@ def tool_cut(run: StoredRun) -> Iterator[Finding]:
         if level is None or len(calls) < t.FEWEST_CALLS:
             continue
         key = f"tools.{name}.max_result_tokens"
-        harmless = rises(run) or int(run.option(key, 0)) >= t.TOOL_CUT_SHORT
+        harmless = rises(run) or number(run, key) >= t.TOOL_CUT_SHORT
         yield finding(
             "tool-cut",
             Severity.WARNING if harmless else level,

@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import finding, mean, percent, rises, severity
+from ramet.doctor.reading import finding, finite, mean, number, percent, rises, severity, shown
 from ramet.types import Finding, Severity, StoredRun
+
+PPO_CLIPS = frozenset({"ppo_clip", "aepo"})  # policy losses with PPO's clip of a token's ratio
 
 
 def too_large(run: StoredRun) -> Iterator[Finding]:
     """One step's updates move the policy too far."""
     kl, clipped = _largest(run, "train/approx_kl"), _largest(run, "train/clip_fraction")
+    clipped = 0.0 if run.option("policy_loss.name") == "gspo" else clipped  # a range of 0.0004 clips much by design
     levels = severity(kl, t.STEP_KL_LOOK, t.STEP_KL_WRONG), severity(clipped, t.CLIPPED_LOOK, t.CLIPPED_WRONG)
     level = next((kind for kind in (Severity.PROBLEM, Severity.WARNING) if kind in levels), None)
     if level is None:
@@ -21,25 +24,25 @@ def too_large(run: StoredRun) -> Iterator[Finding]:
         "update-large",
         Severity.WARNING if rises(run) else level,
         "the updates are too large",
-        f"in one step the policy moves by up to {kl:.3g} nats per token (train/approx_kl), {percent(clipped)} of the "
-        f"tokens are clipped, and the ratio reaches {_largest(run, 'train/ratio_max'):.3g}; "
-        f"policy.lr={_number(run, 'policy.lr')}, "
-        f"{_largest(run, 'train/optimizer_steps'):.0f} optimiser steps",
+        f"in one step the policy moves by up to {kl:.3g} nats per token (train/approx_kl)"
+        + (f", {percent(clipped)} of the tokens are clipped" if clipped else "")
+        + (f", the ratio reaches {_largest(run, 'train/ratio_max'):.3g}" if run.values("train/ratio_max") else "")
+        + f"; policy.lr={shown(run, 'policy.lr')}, {_largest(run, 'train/optimizer_steps'):.0f} optimiser steps",
         "policy.lr (a tenth), train.minibatches and train.epochs (fewer), policy.grad_clip",
     )
 
 
 def too_small(run: StoredRun) -> Iterator[Finding]:
     """The updates change nothing, although there is something to learn."""
-    rates = [value for value in run.values("train/lr") if math.isfinite(value)]
+    rates = finite(run, "train/lr")
     signal = 1.0 - (mean(run.values("group/no_signal_share")) or 0.0)
     if not rates or signal < 1.0 - t.NO_SIGNAL_WRONG:
         return
     several = _largest(run, "train/optimizer_steps") > 1 and run.option("train.old_logprobs", "trainer") == "trainer"
     ratio = _largest(run, "train/ratio_max")
     still = ratio != 0.0 and abs(ratio - 1.0) < t.STILL_RATIO and (several or _from_engine(run))
-    steps = max(len(rates), int(run.option("train.steps") or 0))
-    warming = int(run.option("policy.warmup_steps", 0)) >= t.WARMUP_TIMES * steps and not rises(run)
+    steps = max(len(rates), int(number(run, "train.steps")))
+    warming = number(run, "policy.warmup_steps") >= t.WARMUP_TIMES * steps and not rises(run)
     if max(rates) > t.SMALLEST_LR and not still and not warming:
         return
     moved = f"; no ratio differs from 1 by more than {abs(ratio - 1.0):.1g}" if still else ""
@@ -49,7 +52,7 @@ def too_small(run: StoredRun) -> Iterator[Finding]:
         "update-small",
         Severity.PROBLEM,
         "the updates change nothing",
-        f"the learning rate is {max(rates):.2g} at most (policy.lr={_number(run, 'policy.lr')}){moved}",
+        f"the learning rate is {max(rates):.2g} at most (policy.lr={shown(run, 'policy.lr')}){moved}",
         "policy.lr (1e-6 is usual for all weights, 1e-5 for LoRA), policy.schedule, policy.warmup_steps",
     )
 
@@ -60,12 +63,12 @@ def _from_engine(run: StoredRun) -> bool:
 
 
 def kl_coef(run: StoredRun) -> Iterator[Finding]:
-    """The coefficient of the KL outweighs the rewards."""
-    coef = max([*run.values("train/kl_coef"), float(run.option("train.kl_coef", 0.0))])
+    """The coefficient of the KL outweighs the rewards, and the policy stays near the reference."""
+    coef = max([*finite(run, "train/kl_coef"), number(run, "train.kl_coef")])
     level = severity(coef, t.KL_COEF_LOOK, t.KL_COEF_WRONG)
-    if level is None:
+    if level is None or any(kl >= t.REFERENCE_KL_LOOK for kl in finite(run, "train/kl_reference")[-1:]):
         return
-    kl = run.values("train/kl_reference") or run.values("train/kl_reward")
+    kl = finite(run, "train/kl_reference") or finite(run, "train/kl_reward")
     yield finding(
         "kl-coef",
         Severity.WARNING if rises(run) else level,
@@ -79,7 +82,7 @@ def kl_coef(run: StoredRun) -> Iterator[Finding]:
 
 def kl_grows(run: StoredRun) -> Iterator[Finding]:
     """The policy runs away from its reference."""
-    kl = [value for value in run.values("train/kl_reference") if math.isfinite(value)]
+    kl = finite(run, "train/kl_reference")
     level = severity(kl[-1], t.REFERENCE_KL_LOOK, t.REFERENCE_KL_WRONG) if kl else None
     if level is not None:
         yield finding(
@@ -127,25 +130,23 @@ def engine_gap(run: StoredRun) -> Iterator[Finding]:
 
 
 def clip_inert(run: StoredRun) -> Iterator[Finding]:
-    """No token is ever clipped, although ratios go far or the range is too wide to act."""
-    clipped, ratio = run.values("train/clip_fraction"), run.values("train/ratio_p99")
-    params = run.option("policy_loss.params", {})
-    low, high = (float(params.get(name) or 0.0) for name in ("clip_low", "clip_high"))
-    wide = run.option("policy_loss.name") == "ppo_clip" and (low >= t.WIDE_LOW or high >= t.WIDE_HIGH)
-    if clipped and max(clipped) <= t.CLIPS_NOTHING and ratio and (wide or max(ratio) >= t.FREE_RATIO):
+    """No token is ever clipped, although ratios go far or the range is too wide to act. Only of PPO's clip."""
+    clipped, ratio = finite(run, "train/clip_fraction"), finite(run, "train/ratio_p99")
+    keys = [f"policy_loss.params.{name}" for name in ("clip_low", "clip_high")]
+    wide = number(run, keys[0]) >= t.WIDE_LOW or number(run, keys[1]) >= t.WIDE_HIGH
+    if run.option("policy_loss.name", "ppo_clip") not in PPO_CLIPS or not clipped or not ratio:
+        return
+    if max(clipped) <= t.CLIPS_NOTHING and (wide or max(ratio) >= t.FREE_RATIO):
+        settings = ", ".join(f"{key}={shown(run, key)}" for key in keys if run.option(key) is not None)
         yield finding(
             "clip-inert",
             Severity.WARNING,
             "the clip never acts",
             f"at most {percent(max(clipped))} of the tokens of a step are clipped, the 99th percentile of the ratio "
-            f"reaches {max(ratio):.3g}, and policy_loss.params has clip_low={low:g}, clip_high={high:g}",
+            f"reaches {max(ratio):.3g}" + (f"; {settings}" if settings else ""),
             "policy_loss.params.clip_low and clip_high (0.2 is usual, 0.28 for clip_high in DAPO)",
         )
 
 
 def _largest(run: StoredRun, name: str) -> float:
     return max((abs(value) for value in run.values(name) if math.isfinite(value)), default=0.0)
-
-
-def _number(run: StoredRun, key: str) -> str:
-    return f"{float(run.option(key, 0.0)):g}"
