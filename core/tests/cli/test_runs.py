@@ -70,6 +70,18 @@ def test_prune_lists_and_removes_after_yes_alone(root: Path, capsys: pytest.Capt
     assert main(["runs", "--yes"]) == 1
 
 
+def test_a_run_that_cannot_be_changed_does_not_end_the_prune(
+    root: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoints(write_training(root, "another", [0.1, 0.2]), {1: 0.1, 2: 0.2})
+    (root / "low/LOCK").unlink()
+    (root / "low/LOCK").symlink_to("elsewhere")
+    assert main(["runs", "--prune", "--yes"]) == 0
+    assert f"removed {root / 'another/checkpoints/step_000001'}\n" in capsys.readouterr().out
+    assert "left alone: " in caplog.text
+    assert (root / "low/checkpoints/step_000002").is_dir()
+
+
 def test_trainings_are_compared_with_intervals_and_the_keys_that_differ(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

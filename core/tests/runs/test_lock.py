@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ramet.errors import ConfigError
-from ramet.runs.lock import Owner
+from ramet.runs.lock import Owner, RunLock, is_held
 from ramet.runs.run_dir import RunDir
 
 HOLDER = """
@@ -104,3 +106,25 @@ def test_a_directory_in_use_is_refused_and_names_its_owner(tmp_path: Path):
             RunDir.open(tmp_path, "mine")
     assert f"is in use by pid {os.getpid()} on {socket.gethostname()}, started 20" in str(caught.value)
     RunDir.open(tmp_path, "mine").close()
+
+
+def test_a_process_that_looks_at_a_lock_does_not_stop_a_start(tmp_path: Path):
+    (tmp_path / "LOCK").write_text("")
+    file = os.open(tmp_path / "LOCK", os.O_RDONLY)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    ends = threading.Timer(0.05, os.close, [file])
+    ends.start()
+    lock = RunLock(tmp_path / "LOCK")
+    lock.acquire()
+    ends.join()
+    assert is_held(tmp_path / "LOCK")
+    lock.release()
+
+
+def test_a_lock_that_cannot_be_opened_counts_as_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    assert not is_held(tmp_path / "LOCK")
+    monkeypatch.setattr("os.open", refuse)
+    assert is_held(tmp_path / "LOCK")

@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         "loss or score, size on disk, and the time since the last sign of each. A run is running while its lock is "
         "held; stopped: by a signal; failed: by an error; killed: it left no note of its end.",
         epilog="--prune lists old checkpoints of finished runs (all whole ones but the newest and the best) and what "
-        "killed writers left, and removes them after --yes or a confirmation. Models, adapters, results, rollouts, "
+        "killed writers left over an hour ago, and removes them after --yes or a confirmation. Models, adapters, results, rollouts, "
         "metrics, answers that components keep (services/) and all files of a running run stay.",
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
@@ -109,7 +109,7 @@ def _remove(listed: Sequence[Removable]) -> list[Removable]:
     for run_folder, items in groupby(listed, key=lambda item: item.run):
         try:
             removed += remove(run_folder, list(items))
-        except ConfigError as error:  # it has begun to work meanwhile
+        except (ConfigError, OSError) as error:  # it has begun to work meanwhile, or is of another user
             logger.warning("left alone: %s", error)
     return removed
 

@@ -2,8 +2,9 @@
 
 Never removed: anything of a run at work, the newest checkpoint that verifies and the best one, any checkpoint of a run
 that did not finish (a resume continues from it), one that does not verify, `model/`, `adapter/`, exports, results,
-rollouts, metrics, and `services/`, where components keep answers that were paid for. Only names that Ramet gives are
-touched, and no link is followed.
+rollouts, metrics, and `services/`, where components keep answers that were paid for. A temporary file that changed
+within the last hour stays too: `ramet export` and `ramet report` write into runs without a lock. Only names that Ramet
+gives are touched, and no link below the listed folder is followed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.errors import ConfigError
-from ramet.history.summary import RunStatus, ended, folder_bytes, run_folders, status_of
+from ramet.history.summary import RunStatus, ended, folder_bytes, is_linked, run_folders, status_of
 from ramet.io.atomic import remove_folder
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 from ramet.policy.checkpoint.store import LEFTOVER
@@ -30,6 +32,7 @@ CHECKPOINTS = "checkpoints"
 MODELS = re.compile(rf"\.(?:model|adapter)\.{RANDOM}\.tmp")  # folders that were being filled
 DELETED = re.compile(rf"\.(?:step_\d+|checkpoint-\d+)\.{RANDOM}\.old")  # checkpoints that were being deleted
 OLD, TEMPORARY = "old checkpoint", "temporary"
+LIVE_S = 3600.0  # a temporary file that changed since may have a writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,8 @@ def removable(root: Path) -> list[Removable]:
     Reads every file of the checkpoints of finished runs, to know which of them are intact. Raises `ConfigError` without
     such a folder.
     """
-    return [item for run in run_folders(root) for item in removable_of(run)]
+    runs = [run for run in run_folders(root) if not is_linked(run, root)]
+    return [item for run in runs for item in removable_of(run)]
 
 
 def removable_of(run: Path) -> list[Removable]:
@@ -91,17 +95,24 @@ def _removed(path: Path) -> bool:
 
 
 def _of_idle(run: Path, *, finished: bool) -> Iterator[Removable]:
+    before = time.time() - LIVE_S
     for file in torn_files(run):
-        yield Removable(run=run, path=file, why=TEMPORARY, size=file.lstat().st_size)
+        if file.lstat().st_mtime < before:
+            yield Removable(run=run, path=file, why=TEMPORARY, size=file.lstat().st_size)
     folder = run / CHECKPOINTS
     has_checkpoints = folder.is_dir() and not folder.is_symlink()
     for parent, names in ((run, (MODELS,)), *([(folder, (LEFTOVER, DELETED))] if has_checkpoints else [])):
         for path in sorted(parent.iterdir()):
-            if path.is_dir() and not path.is_symlink() and any(name.fullmatch(path.name) for name in names):
+            is_temporary = path.is_dir() and not path.is_symlink() and any(name.fullmatch(path.name) for name in names)
+            if is_temporary and all(inner.lstat().st_mtime < before for inner in (path, *path.rglob("*"))):
                 yield Removable(run=run, path=path, why=TEMPORARY, size=folder_bytes(path))
     if finished and has_checkpoints:
-        for entry in _old(folder):
-            yield Removable(run=run, path=folder / entry.name, why=OLD, size=entry.size)
+        try:
+            old = _old(folder)
+        except ImportError as error:
+            logger.warning("%s: its checkpoints stay, since they cannot be verified: %s", run, error)
+            return
+        yield from (Removable(run=run, path=folder / entry.name, why=OLD, size=entry.size) for entry in old)
 
 
 def _old(folder: Path) -> list[CheckpointEntry]:

@@ -109,12 +109,22 @@ class TrainingCurves:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Return the run directories in `root`, or `root` itself if it is one. Raises `ConfigError` for no folder."""
+    """Return the run directories in `root`, or `root` itself if it is one; one that links lead to only once.
+
+    Raises `ConfigError` for no folder.
+    """
     if not root.is_dir():
         raise ConfigError(f"runs: no folder {str(root)!r} (working directory: {Path.cwd()})")
     if (root / MANIFEST).is_file():
         return [root]
-    return sorted(file.parent for pattern in ("*", "*/*") for file in root.glob(f"{pattern}/{MANIFEST}"))
+    found = [file.parent for pattern in ("*", "*/*") for file in root.glob(f"{pattern}/{MANIFEST}")]
+    found.sort(key=lambda folder: is_linked(folder, root), reverse=True)  # a real folder replaces links
+    return sorted({folder.resolve(): folder for folder in found}.values())
+
+
+def is_linked(folder: Path, root: Path) -> bool:
+    """Whether a link below `root` leads to the folder."""
+    return folder.resolve() != root.resolve() / folder.relative_to(root)
 
 
 def list_runs(root: Path) -> list[RunSummary]:

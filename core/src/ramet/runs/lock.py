@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 logger = logging.getLogger(__name__)
+LOOK_S = 0.2  # how long `acquire` waits for processes that only look, as `is_held` does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +92,15 @@ class RunLock:
 
     def _take(self, file: int, fcntl: ModuleType) -> bool:
         """Take the lock: True if this process has it now, False to try again with a new file."""
-        owner = _read(file)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(file, fcntl)
         except BlockingIOError as error:
+            owner = _read(file)
             if owner is None or not owner.dead:
                 raise ConfigError(self._in_use(owner)) from error
             self._unlink(file)  # a child that the dead owner forked has the old file
             return False
+        owner = _read(file)
         if not self._is_current(file):
             return False
         if owner is not None and owner.host != socket.gethostname():  # its kernel may not share locks with this one
@@ -127,14 +130,28 @@ class RunLock:
         return f"run directory {str(self.path.parent)!r} is in use by {who}; choose another run.name, or wait for it"
 
 
+def _flock(file: int, fcntl: ModuleType) -> None:
+    """Take the kernel's lock. Where the file names no owner, it waits for at most `LOOK_S`. Raises `BlockingIOError`."""
+    until = time.monotonic() + LOOK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _read(file) is not None or time.monotonic() > until:
+                raise
+        time.sleep(LOOK_S / 20)
+
+
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock in this file; only reads. One of another host, whose kernel may not share locks
-    with this one, counts as held until it is released, as `acquire` has it.
+    with this one, counts as held until it is released, as `acquire` has it; so does one that cannot be opened.
     """
     try:
         import fcntl
 
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return True
     except (OSError, ModuleNotFoundError):  # no lock, or a system without it, where no run is
         return False
     try:

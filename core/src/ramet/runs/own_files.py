@@ -68,7 +68,8 @@ def remove_torn(path: Path) -> None:
 def torn_files(path: Path) -> Iterator[Path]:
     """Yield the files that `remove_torn` deletes. Only a process that holds the run's lock knows that they are torn."""
     for folder, names in ((path, TORN), (path / FOLDERS[0], TORN_ROLLOUTS)):
-        yield from (file for file in folder.glob(".*.tmp") if names.fullmatch(file.name))
+        if not folder.is_symlink():
+            yield from (file for file in folder.glob(".*.tmp") if names.fullmatch(file.name))
 
 
 def has_saved(path: Path, job: str) -> bool:
