@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -89,12 +90,32 @@ def test_trainings_are_compared_with_intervals_and_the_keys_that_differ(
     assert main(["compare", "low", "high", "--format", "markdown"]) == 0
     out = capsys.readouterr().out
     assert "| high | finished | 4/10 | 0.650 ± 0.635 | 0.250 | 0.500 at 2 | 2.0s |" in out
-    assert "| high | +0.3, +0.3 to +0.3 * | 2 |" in out
+    assert "| high | +0.3, +0.3 to +0.3 * | 2 (3 to 4) |" in out
     assert "| 2 | - | 0.500 |\n| 4 | - | 0.250 |" in out
     assert "| setting | low | high |\n| --- | --- | --- |\n| policy.lr | 1e-06 | 0.0001 |\n" in out
     assert main(["compare", "low", "high", "--format", "json"]) == 0
     low, high = json.loads(capsys.readouterr().out)
     assert low["settings"] == [] and high["valid_by_step"] == {"2": 0.5, "4": 0.25}
+
+
+def test_a_reward_that_is_nan_has_no_interval_and_is_null_in_json(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_training(root, "nan", [0.3, 0.4, 0.6, math.nan])
+    assert main(["compare", "low", "nan", "--format", "markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "| nan | finished | 4/10 | nan | - |" in out and "| nan | nan | 2 (3 to 4) |" in out
+    assert main(["compare", "low", "nan", "--format", "json"]) == 0
+    assert '"last_mean": null' in capsys.readouterr().out
+    assert main(["runs", "--json"]) == 0
+    assert '"reward": null' in capsys.readouterr().out
+
+
+def test_names_of_runs_do_not_steer_the_terminal(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "low").rename(root / "low\x1b[31m")
+    assert main(["compare", str(root / "low\x1b[31m")]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "x1b[31m" in "".join(out.split())
 
 
 def test_runs_of_several_kinds_are_not_compared(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from core.tests.evaluate.test_results import HEADER, played, score
 from core.tests.history.made_runs import write_training
 
 from ramet.errors import ConfigError
+from ramet.evaluate.header import SCHEMA
 from ramet.evaluate.partial import PartialResults
 from ramet.history.summary import list_runs, summarise_run
 from ramet.runs.lock import RunLock
@@ -54,6 +55,38 @@ def test_an_evaluation_counts_tasks_and_has_its_first_metric_as_score(tmp_path: 
     partial.finish()
     finished = summarise_run(run)
     assert (finished.done, finished.planned, finished.result, finished.row()["score"]) == (1, 1, 0.5, 0.5)
+
+
+def test_results_are_found_from_another_folder_than_the_job_was_started_in(tmp_path: Path) -> None:
+    run = write_training(tmp_path / "runs", "measured", [])
+    manifest = read_manifest(run / "manifest.json")
+    manifest.job = "eval"
+    write_manifest(run / "manifest.json", manifest)
+    (run / "config.yaml").write_text("run: {root: runs, name: measured, out: out/res.json}")
+    (tmp_path / "out").mkdir()
+    for out in (tmp_path / "out/res.json", run / "results.json"):
+        partial = PartialResults(out, HEADER)
+        partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
+        partial.finish()
+        assert summarise_run(run).result == 0.5
+        out.unlink()
+
+
+def test_odd_files_cost_their_own_run_at_most(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_training(tmp_path, "whole", [0.5])
+    for name, text in {"env": "train: {steps: '${oc.env:STEPS}'}", "number": "train: 3", "list": "train: [1]"}.items():
+        (write_training(tmp_path, name, [0.5]) / "config.yaml").write_text(text)
+    ended = read_manifest(write_training(tmp_path, "ended", [0.5]) / "manifest.json")
+    ended.attempts[-1].ended = "yesterday"
+    write_manifest(tmp_path / "ended/manifest.json", ended)
+    for name, results in {"empty": [{"metrics": []}], "none": None}.items():
+        manifest = read_manifest(write_training(tmp_path, name, []) / "manifest.json")
+        manifest.job = "eval"
+        write_manifest(tmp_path / name / "manifest.json", manifest)
+        (tmp_path / name / "results.json").write_text(json.dumps({"schema": SCHEMA, "results": results}))
+    planned = {summary.name: summary.planned for summary in list_runs(tmp_path)}
+    assert planned == {"whole": 10, "env": None, "number": None, "list": None}
+    assert all(f"{name}: left out: " in caplog.text for name in ("ended", "empty", "none"))
 
 
 def test_runs_are_listed_newest_first_with_stages_of_pipelines_and_without_what_is_broken(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,21 @@ def test_the_result_is_the_mean_of_the_last_steps_at_most_half_of_all(tmp_path: 
 def test_differences_are_paired_by_the_steps_that_both_have(tmp_path: Path) -> None:
     first = Training.read(write_training(tmp_path, "a", RISING))
     second = Training.read(write_training(tmp_path, "b", [reward + 0.2 for reward in RISING[:4]]))
-    difference, n = difference_of_last(first, second)
-    assert n == 2 and difference.mean == pytest.approx(0.2) and difference.half_width == pytest.approx(0, abs=1e-9)
+    difference, steps = difference_of_last(first, second)
+    assert (
+        steps == [3, 4]
+        and difference.mean == pytest.approx(0.2)
+        and difference.half_width == pytest.approx(0, abs=1e-9)
+    )
 
 
 def test_the_best_validation_is_the_first_of_the_highest(tmp_path: Path) -> None:
     training = Training.read(write_training(tmp_path, "a", RISING, valid={2: 0.5, 4: 0.75, 6: 0.75}))
     assert training.best_valid == (4, 0.75) and training.summary.valid == 0.75
     assert training.seconds is not None and training.step_seconds == 2.0
+    nan = Training.read(write_training(tmp_path, "nan", RISING, valid={2: math.nan, 4: 0.5}))
+    assert nan.best_valid == (4, 0.5)
+    assert Training.read(write_training(tmp_path, "all_nan", RISING, valid={2: math.nan})).best_valid is None
 
 
 def test_keys_that_differ_are_listed_but_not_where_the_run_is_nor_options_of_other_components(tmp_path: Path) -> None:

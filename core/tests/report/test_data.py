@@ -122,6 +122,13 @@ def test_a_run_is_summed_up_in_sentences(tmp_path: Path) -> None:
     }
 
 
+def test_the_highest_validation_is_a_finite_one(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for step, value in enumerate((0.1, math.nan, 0.4, 0.3)):
+        tracker.log(step, {"valid/reward": value})
+    assert dict(overview(tmp_path)["in_short"])["validation"].endswith("; highest 0.400 after step 2")
+
+
 def test_a_difference_within_the_noise_is_called_so(tmp_path: Path) -> None:
     tracker, counts = JsonlTracker(tmp_path / "metrics.jsonl"), GroupCounts()
     for step, groups in ((1, (0.0, 1.0, 0.0, 1.0)), (2, (1.0, 1.0, 0.0, 1.0))):
@@ -157,6 +164,8 @@ def test_the_summary_pairs_before_with_after(run: Path) -> None:
     summary = overview(run)["summary"]
     assert summary["pairs"] == [["greedy", 0.31, 0.94], ["tool_use", 0.2, 0.99]]
     assert summary["rest"] == [["rl_steps", "40"], ["seconds_by_phase.rl", "101.5"]]
+    (run / "summary.json").write_text('{"greedy_before": NaN, "greedy_after": 0.5}')
+    assert overview(run)["summary"]["pairs"] == [["greedy", "NaN", 0.5]]
 
 
 def test_an_evaluation_is_shown_with_its_interval_and_how_many_were_judged(run: Path) -> None:

@@ -29,6 +29,7 @@ from ramet.evaluate.tables import (
 from ramet.history.summary import TRAININGS
 from ramet.history.tables import difference_cells, training_cells, validation_cells
 from ramet.history.training import Training, kind_of, training_differences
+from ramet.io.json_values import without_nan
 
 FORMATS = ("table", "markdown", "json")
 
@@ -116,7 +117,7 @@ def _json(compared: Sequence[PairedComparison]) -> list[dict[str, Any]]:
 def _print(tables: Sequence[TextTable], form: str, body: Any) -> None:
     shown = [table for table in tables if table.rows]
     if form == "json":
-        say(json.dumps(body, indent=1))
+        say(json.dumps(without_nan(body), indent=1))
     elif form == "markdown":
         say("\n\n".join(table.markdown() for table in shown))
     else:

@@ -15,6 +15,7 @@ from ramet.cli.terminal import Parser, say, text_table
 from ramet.errors import ConfigError
 from ramet.history.prune import Removable, removable, remove
 from ramet.history.summary import RESULTS, RunSummary, list_runs
+from ramet.io.json_values import without_nan
 from ramet.tracking.columns import amount, small
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ def run(arguments: Sequence[str]) -> int:
         "loss or score, size on disk, and the time since the last sign of each. A run is running while its lock is "
         "held; stopped: by a signal; failed: by an error; killed: it left no note of its end.",
         epilog="--prune lists old checkpoints of finished runs (all whole ones but the newest and the best) and what "
-        "killed writers left over an hour ago, and removes them after --yes or a confirmation. Models, adapters, results, rollouts, "
-        "metrics, answers that components keep (services/) and all files of a running run stay.",
+        "killed writers left over an hour ago, and removes them after --yes or a confirmation. Models, adapters, "
+        "results, rollouts, metrics, answers that components keep (services/) and all files of a running run stay.",
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     parser.add_argument("--prune", action="store_true", help="list what may be removed")
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     summaries = list_runs(options.folder)
     if options.json:
-        say(json.dumps([summary.row() for summary in summaries], indent=2))
+        say(json.dumps(without_nan([summary.row() for summary in summaries]), indent=2))
     elif summaries:
         say(f"{_table(summaries)}\n{LEGEND}")
     else:

@@ -37,6 +37,20 @@ class StoredEvaluation:
                 yield key[0], record
 
 
+def result_files(run: Path, section: Mapping[str, Any]) -> list[Path]:
+    """Where the results of a run directory may be: at `run.out`, then in the directory. `section`: its keys `run.…`.
+
+    A relative `run.out` is below the folder that the job was started in, which a relative `run.root` tells.
+    """
+    named, root, folder = section.get("out"), section.get("root"), run.resolve()
+    own = [run / "results.json"]
+    if not isinstance(named, str):
+        return own
+    is_relative = isinstance(root, str) and not Path(root).is_absolute()
+    started_in = next((up for up in folder.parents if is_relative and up / str(root) == folder.parent), Path())
+    return [started_in / named, *own]
+
+
 def stored_evaluation(out: Path) -> StoredEvaluation | None:
     """What is at the results file `out`, or on its way there; None: nothing. Raises `ConfigError` for a broken file."""
     running = TaskLines(out)

@@ -13,6 +13,7 @@ from rich.table import Table
 from ramet.evaluate.compare import FEWEST, PairedComparison, TaskPair
 from ramet.evaluate.header import SELECTION
 from ramet.evaluate.setting_differences import SettingDifference
+from ramet.io.json_values import visible
 from ramet.tracking.console import PipeConsole
 
 WIDE = 1000  # characters: more than a table has
@@ -34,11 +35,11 @@ class TextTable:
     caption: str = ""
 
     def rich(self) -> Table:
-        table = Table(title=self.title or None, caption=self.caption or None)
+        table = Table(title=visible(self.title) or None, caption=visible(self.caption) or None)
         for column in self.columns:
-            table.add_column(column, overflow="fold")  # names are never cut
+            table.add_column(visible(column), overflow="fold")  # names are never cut
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(visible, row))
         return table
 
     def markdown(self) -> str:

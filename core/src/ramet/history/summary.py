@@ -22,6 +22,7 @@ from ramet.errors import ConfigError
 from ramet.evaluate.files import read_summary
 from ramet.evaluate.partial import PARTIAL, TaskLines
 from ramet.evaluate.statistics import Estimate, over_tasks
+from ramet.evaluate.stored import result_files
 from ramet.runs.lock import is_held
 from ramet.runs.manifest import BROKEN_CONFIG, Manifest, read_manifest, read_values
 from ramet.runs.own_files import LOCK, MANIFEST
@@ -38,6 +39,7 @@ TRAININGS = {"train": RL.main, "sft": SFT.main}  # job -> the metric that is in 
 VALIDATIONS = {"train": "valid/reward", "sft": "sft/valid_loss"}
 BENCHMARK_METRIC = re.compile(r"valid/(?!reward/)[^/]+/[^/]+")
 RESULTS = {"train": "reward", "sft": "loss", "eval": "score"}  # job -> what its result is called
+ODD = (ValueError, TypeError, KeyError, IndexError, AttributeError)  # raised by other values than a job writes
 FILES = (METRICS, "run.log", MANIFEST, f"results.json{PARTIAL}")  # that a run at work changes
 
 
@@ -139,11 +141,15 @@ def list_runs(root: Path) -> list[RunSummary]:
 
 
 def summarise_run(folder: Path, root: Path | None = None) -> RunSummary:
-    """The summary of the run in `folder`, named from `root`. Raises `ConfigError` for a manifest that is not one."""
+    """The summary of the run in `folder`, named from `root`. Raises `ConfigError` for files that no job has written."""
     manifest = read_manifest(folder / MANIFEST)
     config = _config(folder)
     measure = {"train": _train, "sft": _sft, "eval": _evaluation}.get(manifest.job)
-    done, planned, result, valid = (0, None, None, None) if measure is None else measure(folder, config, manifest)
+    try:
+        done, planned, result, valid = (0, None, None, None) if measure is None else measure(folder, config, manifest)
+        changed = _changed(folder, manifest)
+    except ODD as error:
+        raise ConfigError(f"{folder}: not the files of a run of `ramet {manifest.job}`: {error!r}") from error
     is_listed = root is not None and root != folder
     return RunSummary(
         path=folder,
@@ -155,7 +161,7 @@ def summarise_run(folder: Path, root: Path | None = None) -> RunSummary:
         result=result,
         valid=valid,
         size=folder_bytes(folder),
-        changed=_changed(folder, manifest),
+        changed=changed,
     )
 
 
@@ -193,11 +199,14 @@ def _train(folder: Path, config: Mapping[str, Any], manifest: Manifest) -> Measu
 def _planned_steps(config: Mapping[str, Any], manifest: Manifest) -> int | None:
     """`train.steps`, or one pass over the tasks that are run; None where that is not recorded."""
     train, data = config.get("train") or {}, manifest.data.get("train")
-    if train.get("steps"):
-        return int(train["steps"])
-    if data is None or not train.get("tasks_per_step"):
+    try:
+        if train.get("steps"):
+            return int(train["steps"])
+        if data is None or not train.get("tasks_per_step"):
+            return None
+        return max(1, (data.tasks - data.too_long - data.by_difficulty) // int(train["tasks_per_step"]))
+    except ODD:  # also ${oc.env:STEPS}, whose value is not recorded
         return None
-    return max(1, (data.tasks - data.too_long - data.by_difficulty) // int(train["tasks_per_step"]))
 
 
 def _sft(folder: Path, config: Mapping[str, Any], manifest: Manifest) -> Measured:
@@ -229,15 +238,16 @@ def _planned_by_trainer(folder: Path) -> int | None:
 
 def _evaluation(folder: Path, config: Mapping[str, Any], manifest: Manifest) -> Measured:
     """Tasks and the main metric of the first benchmark; of an unfinished evaluation the tasks that are scored."""
-    out = Path((config.get("run") or {}).get("out") or folder / "results.json")
-    if out.is_file():
-        results = read_summary(out)["results"]
-        n_tasks = sum(result["metrics"][0]["n_tasks"] for result in results)
-        return n_tasks, n_tasks, results[0]["metrics"][0]["avg"]["mean"] if results else None, None
-    lines = TaskLines(out)
-    if lines.lines.path.is_file():
-        lines.read()
-    return len(lines.tasks), None, None, None
+    for out in result_files(folder, config.get("run") or {}):
+        if out.is_file():
+            results = read_summary(out)["results"]
+            n_tasks = sum(result["metrics"][0]["n_tasks"] for result in results)
+            return n_tasks, n_tasks, results[0]["metrics"][0]["avg"]["mean"] if results else None, None
+        lines = TaskLines(out)
+        if lines.lines.path.is_file():
+            lines.read()
+            return len(lines.tasks), None, None, None
+    return 0, None, None, None
 
 
 def _last(curve: Curve) -> float | None:

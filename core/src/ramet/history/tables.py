@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,8 +43,9 @@ def difference_cells(trainings: Sequence[Training]) -> TextTable:
     first, *others = trainings
     rows = []
     for training in others:
-        difference, n = difference_of_last(first, training)
-        rows.append([training.summary.name, _signed(difference), str(n)])
+        difference, steps = difference_of_last(first, training)
+        span = f" ({steps[0]} to {steps[-1]})" if steps else ""
+        rows.append([training.summary.name, _signed(difference), f"{len(steps)}{span}"])
     return TextTable(
         columns=("run", f"{first.result} - {first.summary.name}", "steps"),
         rows=rows,
@@ -94,12 +96,14 @@ def _time(training: Training) -> list[str]:
 
 def _with_margin(estimate: Estimate) -> str:
     margin = "" if estimate.half_width is None else f" ± {small(estimate.half_width)}"
-    return "-" if estimate.mean is None else f"{small(estimate.mean)}{margin}"
+    return "-" if estimate.mean is None else f"{small(estimate.mean)}{margin if math.isfinite(estimate.mean) else ''}"
 
 
 def _signed(difference: Estimate) -> str:
     if difference.mean is None:
         return "- (no step that both have)"
+    if not math.isfinite(difference.mean):
+        return small(difference.mean)
     if difference.half_width is None:
         return f"{difference.mean:+.3g}"
     low, high = difference.mean - difference.half_width, difference.mean + difference.half_width

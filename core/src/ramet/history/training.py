@@ -8,6 +8,7 @@ and at most half of all, so that what a training began with is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -76,11 +77,12 @@ class Training:
 
     @property
     def best_valid(self) -> tuple[int, float] | None:
-        """Step and value of the best validation: the highest, of a loss the lowest; the first of equal ones."""
+        """Step and value of the best finite validation: the highest, of a loss the lowest; the first of equal ones."""
         steps, values = self.curves.valid
-        if not values:
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
             return None
-        value = min(values) if self.result == "loss" else max(values)
+        value = min(finite) if self.result == "loss" else max(finite)
         return int(steps[values.index(value)]), value
 
     def body(self) -> dict[str, Any]:
@@ -107,12 +109,12 @@ def kind_of(folder: Path) -> str:
     return read_manifest(folder / MANIFEST).job if (folder / MANIFEST).is_file() else ""
 
 
-def difference_of_last(before: Training, after: Training) -> tuple[Estimate, int]:
-    """The mean of `after - before` over the last steps that both have, with its interval, and the number of steps."""
+def difference_of_last(before: Training, after: Training) -> tuple[Estimate, list[int]]:
+    """The mean of `after - before` over the last steps that both have, with its interval, and these steps."""
     first, second = (dict(zip(*training.curves.main, strict=True)) for training in (before, after))
     shared = sorted(first.keys() & second.keys())
-    n = min(LAST_STEPS, ceil(len(shared) / 2))
-    return over_tasks([second[step] - first[step] for step in shared[len(shared) - n :]]), n
+    last = shared[len(shared) - min(LAST_STEPS, ceil(len(shared) / 2)) :]
+    return over_tasks([second[step] - first[step] for step in last]), [int(step) for step in last]
 
 
 def training_differences(before: Training, after: Training) -> list[SettingDifference]:

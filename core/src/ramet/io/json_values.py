@@ -6,6 +6,7 @@ Names in data and weight files, what tools raise, and what a policy writes all e
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from itertools import chain
@@ -72,6 +73,15 @@ def json_fault(value: Any) -> str | None:
     except TypeError:  # not from JSON
         pass
     return None
+
+
+def without_nan(value: Any) -> Any:
+    """Replace NaN and infinite numbers, which JSON does not have, by None, also in lists and objects."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_object(value: Any) -> dict[str, Any]:

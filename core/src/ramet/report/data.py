@@ -168,9 +168,22 @@ def _summary(body: Json | None) -> Json | None:
     if not body:
         return None
     names = [key.removesuffix("_before") for key in body if key.endswith("_before")]
-    pairs = [[name, body[f"{name}_before"], body[f"{name}_after"]] for name in names if f"{name}_after" in body]
-    used = {f"{name}_{when}" for name, _, _ in pairs for when in ("before", "after")}
+    pairs = [
+        [name, *(_cell(body[f"{name}_{when}"]) for when in ("before", "after"))]
+        for name in names
+        if f"{name}_after" in body
+    ]
+    used = {f"{name}_{when}" for name, *_ in pairs for when in ("before", "after")}
     return {"pairs": pairs, "rest": _flat({key: value for key, value in body.items() if key not in used})}
+
+
+def _cell(value: Any) -> float | str:
+    """A finite number as it is, and anything else as text: the page's JSON has no NaN."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _facts(manifest: Json | None) -> list[list[str]]:
@@ -189,7 +202,7 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
         if isinstance(value, dict):
             rows += _flat(value, f"{prefix}{key}.")
         else:
-            rows.append([f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)])
+            rows.append([f"{prefix}{key}", _text_of(value)])
     return rows
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from ramet.errors import ConfigError
 from ramet.evaluate.agreement import judge_files
 from ramet.evaluate.statistics import Estimate, avg_at_k, pass_at_k
-from ramet.evaluate.stored import StoredEvaluation, stored_evaluation
+from ramet.evaluate.stored import StoredEvaluation, result_files, stored_evaluation
 from ramet.evaluate.tables import end_shares, without_answers
 from ramet.evaluate.tasks import TaskResult, scores_of
 
@@ -26,8 +26,7 @@ Json = dict[str, Any]
 def find_evaluation(run: Path, config: DictConfig) -> StoredEvaluation | None:
     """Find the evaluation of a run directory, finished or running; a broken one is reported and left out."""
     named = OmegaConf.select(config, "run.out") or OmegaConf.select(config, "evaluate.out")  # of 0.1.0
-    places = [Path(named)] if isinstance(named, str) else []
-    for out in (*places, run / "results.json"):
+    for out in result_files(run, {"out": named, "root": OmegaConf.select(config, "run.root")}):
         try:
             if (evaluation := stored_evaluation(out)) is not None:
                 return evaluation

@@ -72,8 +72,9 @@ def _validation(curve: Curve, counts: GroupCounts) -> str:
     ]
     if len(shown) == 1:
         return shown[0]
-    best = max(range(len(values)), key=values.__getitem__)
-    return f"{shown[0]}, {shown[-1]}; highest {shown[best]}"
+    finite = [i for i, value in enumerate(values) if math.isfinite(value)]
+    highest = f"; highest {shown[max(finite, key=values.__getitem__)]}" if finite else ""
+    return f"{shown[0]}, {shown[-1]}{highest}"
 
 
 def _tools(curves: Mapping[str, Curve]) -> str:

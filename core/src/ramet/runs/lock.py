@@ -131,7 +131,7 @@ class RunLock:
 
 
 def _flock(file: int, fcntl: ModuleType) -> None:
-    """Take the kernel's lock. Where the file names no owner, it waits for at most `LOOK_S`. Raises `BlockingIOError`."""
+    """Take the kernel's lock, and wait for `LOOK_S` where the file names no owner. Raises `BlockingIOError`."""
     until = time.monotonic() + LOOK_S
     while True:
         try:
