@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/record_demo.py runs/quickstart_smollm2 "2 cores of an AMD EPYC, no GPU"
 
-Copies what the table and the report read, without the names of the machine, and fails if that takes 1 MB or more.
+Copies what the table and the report read, without the names of the machine. The recording that is there is
+replaced once the new one is complete and takes less than 1 MB.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gzip
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,29 +36,34 @@ def main() -> int:
     run = options.run
     if not (run / "summary.json").is_file():
         parser.error(f"{run}: no summary.json; a finished `make quickstart MODEL=smollm2` leaves one")
-    shutil.rmtree(OUT, ignore_errors=True)
-    for name in COPIED:
-        (OUT / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run / name, OUT / name)
-    copy_rollouts(run)
-    manifest = write_manifest(run)
-    write_facts(json.loads((run / "summary.json").read_text()), manifest, options.hardware)
-    size = sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file())
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / OUT.name
+        for name in COPIED:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run / name, out / name)
+        copy_rollouts(run, out)
+        manifest = write_manifest(run, out)
+        write_facts(json.loads((run / "summary.json").read_text()), manifest, options.hardware, out)
+        size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        if size >= MAX_BYTES:
+            raise SystemExit(f"{run}: its recording has {size:,} bytes, {MAX_BYTES:,} or more; {OUT} stays as it was")
+        shutil.rmtree(OUT, ignore_errors=True)
+        shutil.copytree(out, OUT)
     print(f"{OUT}: {size:,} bytes")
-    return int(size >= MAX_BYTES)
+    return 0
 
 
-def copy_rollouts(run: Path) -> None:
+def copy_rollouts(run: Path, out: Path) -> None:
     """Pack the records closely, and write the text of each of their tokens, so that no tokenizer is needed."""
     split = TokenizerSplitter(run / "model" / TOKENIZER)
     texts: dict[int, str] = {}
     for file in recorded_files(run):
-        packed = OUT / "rollouts" / file.path.name
+        packed = out / "rollouts" / file.path.name
         packed.parent.mkdir(exist_ok=True)
         packed.write_bytes(gzip.compress(gzip.decompress(file.path.read_bytes()), 9, mtime=0))
         for segment in sampled_segments(file.path):
             texts.update(zip(segment.token_ids, split(segment) or [], strict=True))
-    write_json("tokenizer/" + TOKEN_TEXTS, {str(token): texts[token] for token in sorted(texts)}, indent=0)
+    write_json(out, "tokenizer/" + TOKEN_TEXTS, {str(token): texts[token] for token in sorted(texts)}, indent=0)
 
 
 def sampled_segments(path: Path) -> Iterator[Any]:
@@ -65,7 +72,7 @@ def sampled_segments(path: Path) -> Iterator[Any]:
             yield from (segment for segment in scored.rollout.segments if segment.is_sampled)
 
 
-def write_manifest(run: Path) -> dict[str, Any]:
+def write_manifest(run: Path, out: Path) -> dict[str, Any]:
     """Leave out what names the machine."""
     manifest: dict[str, Any] = json.loads((run / "manifest.json").read_text())
     if manifest["git"] is None or manifest["git"]["dirty"]:
@@ -73,20 +80,20 @@ def write_manifest(run: Path) -> dict[str, Any]:
     manifest["versions"]["platform"] = f"{sys.platform}"
     for attempt in manifest["attempts"]:
         attempt.update(host="", pid=0)
-    write_json("manifest.json", manifest)
+    write_json(out, "manifest.json", manifest)
     return manifest
 
 
-def write_facts(summary: dict[str, Any], manifest: dict[str, Any], hardware: str) -> None:
+def write_facts(summary: dict[str, Any], manifest: dict[str, Any], hardware: str, out: Path) -> None:
     """Write what `ramet demo` prints, and the table of the report."""
     before, after, difference = (summary[name]["held out"] for name in ("after_sft", "after_rl", "rl_minus_sft"))
     estimates = [
         [round(estimate["mean"], 4), round(estimate["half_width"], 4)]
         for estimate in (before["estimate"], after["estimate"], difference)
     ]
-    steps = max(json.loads(line)["step"] for line in (OUT / "metrics.jsonl").read_text().splitlines())
+    steps = max(json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines())
     facts = {
-        "model": f"SmolLM2-135M-Instruct ({stored_config(OUT).model.dtype})",
+        "model": f"SmolLM2-135M-Instruct ({stored_config(out).model.dtype})",
         "learns": "compute every step of a word problem with the Python tool",
         "algorithm": "ARPO",
         "hardware": hardware,
@@ -99,16 +106,16 @@ def write_facts(summary: dict[str, Any], manifest: dict[str, Any], hardware: str
         "after": estimates[1],
         "change": estimates[2],
     }
-    write_json("recording.json", facts)
+    write_json(out, "recording.json", facts)
     table = {"accuracy_before": estimates[0][0], "accuracy_after": estimates[1][0]}
     for name in ("valid_tool_use", "calls"):
         table |= {f"{name}_before": round(before[name], 4), f"{name}_after": round(after[name], 4)}
-    write_json("summary.json", table)
+    write_json(out, "summary.json", table)
 
 
-def write_json(name: str, body: object, indent: int = 1) -> None:
-    (OUT / name).parent.mkdir(parents=True, exist_ok=True)
-    (OUT / name).write_text(json.dumps(body, indent=indent) + "\n")
+def write_json(out: Path, name: str, body: object, indent: int = 1) -> None:
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_text(json.dumps(body, indent=indent) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds every wheel and proves that each works with the core and what it declares alone: in fresh virtual environments
+"""Builds every wheel, or takes those that are built, and proves that each works with the core and what it declares alone: in fresh virtual environments
 that hold nothing else, from an empty directory.
 
 Of each: it installs and `pip check` is clean, every public module imports, `ramet plugins` shows it healthy, what it
@@ -30,15 +30,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/check_wheels.sh", description=__doc__.partition("\n\n")[0])
     parser.add_argument("packages", nargs="*", help="core, plugins/arpo, …; default: all")
     parser.add_argument("--together", nargs="+", default=[], help="packages that share one environment, to save time")
+    parser.add_argument("--built", type=Path, help="a folder with wheels of the packages, which are then not built")
     parser.add_argument("--work", type=Path, help="an empty directory for wheels and environments, which then stay")
     found = parser.parse_args()
     packages = [ROOT / name for name in found.packages] or every_package()
     together = [ROOT / name for name in found.together]
+    if found.built is not None and not any(found.built.glob("*.whl")):
+        parser.error(f"--built: no wheels in {found.built} (working directory: {Path.cwd()})")
     if found.work is not None and found.work.is_dir() and any(found.work.iterdir()):
         parser.error(f"--work: {found.work} is not empty")
     try:
         with work_folder(found.work) as work:
-            return prove(packages, together, work)
+            return prove(packages, together, work, found.built and found.built.resolve())
     except CommandFailed as error:
         print(f"the wheels could not be built: {error}", file=sys.stderr)
         return 2
@@ -67,12 +70,12 @@ def needed_by(packages: list[Path]) -> list[Path]:
     return [package for package in every_package()[1:] if project_of(package)["name"] in names]
 
 
-def prove(alone: list[Path], together: list[Path], work: Path) -> int:
+def prove(alone: list[Path], together: list[Path], work: Path, built: Path | None = None) -> int:
     started = time.monotonic()
     packages = [*alone, *together]
     others = [p for p in packages if p != ROOT / "core"]
-    wheelhouse = build(work, [ROOT / "core", *others, *(p for p in needed_by(others) if p not in others)])
-    print(f"built {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
+    wheelhouse = build(work, [ROOT / "core", *others, *(p for p in needed_by(others) if p not in others)], built)
+    print(f"{'built' if built is None else 'took'} {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
     slowest_first = sorted(alone, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
     environments = [[package] for package in slowest_first] + ([together] if together else [])
     with ThreadPoolExecutor(AT_A_TIME) as pool:

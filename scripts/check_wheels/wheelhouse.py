@@ -31,13 +31,14 @@ class CommandFailed(Exception):
     """With the command and its output."""
 
 
-def build(work: Path, packages: list[Path]) -> Wheelhouse:
-    """Raises `CommandFailed`."""
+def build(work: Path, packages: list[Path], built: Path | None = None) -> Wheelhouse:
+    """Build the wheels of the packages, unless `built` has them. Raises `CommandFailed`."""
     projects = [tomllib.loads((package / "pyproject.toml").read_text()) for package in packages]
     builder = make_environment(work / "builder")
     run(pip(builder, "install", *sorted({need for p in projects for need in p["build-system"]["requires"]})))
-    built = work / "built"
-    run(pip(builder, "wheel", "--no-build-isolation", "--no-deps", "-w", str(built), *map(str, packages)))
+    if built is None:
+        built = work / "built"
+        run(pip(builder, "wheel", "--no-build-isolation", "--no-deps", "-w", str(built), *map(str, packages)))
     wheels = {project["project"]["name"]: _wheel(built, project["project"]) for project in projects}
     own = ("--find-links", str(built))  # they may need each other
     run(pip(builder, "wheel", *own, "-w", str(work / "wheels"), *(f"{wheel}[test]" for wheel in wheels.values())))
@@ -45,8 +46,11 @@ def build(work: Path, packages: list[Path]) -> Wheelhouse:
 
 
 def _wheel(folder: Path, project: dict[str, str]) -> Path:
-    (found,) = folder.glob(f"{project['name'].replace('-', '_')}-{project['version']}-*.whl")
-    return found
+    pattern = f"{project['name'].replace('-', '_')}-{project['version']}-*.whl"
+    found = [*folder.glob(pattern)]
+    if len(found) != 1:
+        raise CommandFailed(f"{len(found)} wheels {pattern} in {folder}, where one is expected")
+    return found[0]
 
 
 def make_environment(folder: Path) -> Path:

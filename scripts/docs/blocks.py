@@ -34,6 +34,7 @@ DATA_LANGUAGES = frozenset({"python", "json", "yaml", "toml", "text", "plan", "j
 BLOCK = re.compile(r"((?:^ *<!--[^\n]*-->\n)*)^( *)```([^\n]*)\n(.*?)^\2``` *$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!-- (.*?) -->")
 MARK = re.compile(rf"run|run: \S+|docs-test|needs (?:{'|'.join(NEEDS)})(?:, (?:{'|'.join(NEEDS)}))*|pattern|output")
+LIMIT_S = 3600  # of one command: the quickstart takes minutes, a command that waits for input none
 NUMBER = re.compile(r"\d[\d.,:]*(?:e[+-]?\d+)?")
 
 
@@ -106,7 +107,7 @@ def run_blocks(listed: list[Block], mark: str, folder: Path) -> Iterator[tuple[B
     """Run the blocks with this mark in a folder; yield each with what went wrong, empty if nothing did.
 
     Files of the page are written first. Exported variables stay for the blocks that follow. A command with `…` is not
-    run. One that ends with an error fails, unless the block shows an output that begins with `error:`.
+    run. One that ends with an error fails, in a pipe too, unless the block shows an output that begins with `error:`.
     """
     for block in listed:
         if block.file:
@@ -114,9 +115,8 @@ def run_blocks(listed: list[Block], mark: str, folder: Path) -> Iterator[tuple[B
     shell = Shell(folder)
     for block in listed:
         if block.mark == mark:
-            for command in block.before:
-                shell.run(command)
-            shown = [pair for pair in block.commands() if "…" not in pair[0]]
+            hidden = [(command, "") for command in block.before]
+            shown = [*hidden, *(pair for pair in block.commands() if "…" not in pair[0])]
             yield block, "\n".join(problem for pair in shown if (problem := _problem(shell, *pair)))
 
 
@@ -156,11 +156,11 @@ class Shell:
         }
 
     def run(self, command: str) -> tuple[int, str]:
-        """Return the exit code, and what the command printed."""
+        """Return the exit code (124: it took longer than `LIMIT_S`), and what the command printed."""
         exported = shlex.quote(str(self._exported))
-        script = f"[ ! -f {exported} ] || . {exported}\n{command}\ncode=$?\nexport -p > {exported}\nexit $code"
+        script = f"[ ! -f {exported} ] || . {exported}\nset -o pipefail\n{command}\ncode=$?\nexport -p > {exported}\nexit $code"
         ran = subprocess.run(
-            ["bash", "-c", script], cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, text=True,
+            ["timeout", "--kill-after=10", str(LIMIT_S), "bash", "-c", script], cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         return ran.returncode, ran.stdout
