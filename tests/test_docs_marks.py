@@ -18,6 +18,7 @@ from ramet.cli.terminal import asked_parser
 from ramet.config.compose import compose
 from ramet.config.keys import JOBS
 from ramet.config.sections import without_model
+from ramet.errors import RametError
 from ramet.plugins.extensions import COMMANDS as EXTENSIONS
 from ramet.plugins.extensions import extension
 
@@ -38,11 +39,11 @@ PAGES = blocks.pages()
 BLOCKS = [block for page in PAGES for block in blocks.blocks(page)]
 RUN = [page for page in PAGES if any(block.mark == "run" for block in blocks.blocks(page))]
 CHECKED = [block for block in BLOCKS if block.mark == "pattern" or block.mark.startswith("needs ")]
-COMMAND_LINES = [
+LINES = [
     (block.where, line)
     for block in CHECKED
     for line, shown in block.commands()
-    if not shown.startswith("error:") and re.match(r"(?:[A-Z_]+=\S* )*ramet ", line)
+    if not shown.startswith("error:") and re.search(r"(?<![\w-])ramet ", line)
 ]
 RECORD = ROOT / "docs" / "docs_test.json"
 # Recipes and components of the reader's own, which the page describes or has another command write.
@@ -71,37 +72,76 @@ def test_the_commands_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path
     assert "\n".join(f"{block.where}\n{problem}" for block, problem in ran if problem) == ""
 
 
-@pytest.mark.parametrize(
-    ("where", "line"), COMMAND_LINES, ids=[f"{where}-{line[:40]}" for where, line in COMMAND_LINES]
-)
+@pytest.mark.parametrize(("where", "line"), LINES, ids=[f"{where}-{line[:40]}" for where, line in LINES])
 def test_a_command_that_is_not_run_composes_or_parses(where: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    words = shlex.split(re.sub(r"[|&>].*", "", line), comments=True)
-    chosen = {name for word in words for name in re.findall(r"^tools\.(\w+)\.", word)} if "…" in words else ()
-    if chosen and not any(word.startswith("tools=") for word in words):
-        words.append(f"tools=[{','.join(chosen)}]")
-    _, name, *words = [word for word in words[words.index("ramet") :] if word != "…" and not OWN.fullmatch(word)]
-    check(name, [word.replace("…", "x") for word in words], line)
+    for words in ramet_commands(line):
+        chosen = {name for word in words for name in re.findall(r"^tools\.(\w+)\.", word)} if "…" in words else ()
+        if chosen and not any(word.startswith("tools=") for word in words):
+            words.append(f"tools=[{','.join(chosen)}]")
+        name, *words = [word for word in words if word != "…" and not OWN.fullmatch(word)]
+        check(name, [word.replace("…", "x") for word in words], line)
+
+
+def ramet_commands(line: str) -> list[list[str]]:
+    """Return the words after `ramet` of each command of a line, also where another program starts it."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("|&;<>"):
+            parts.append([])
+        elif word == "ramet" or word.endswith("/ramet"):  # the last one: an image may have the name too
+            parts[-1] = ["ramet"]
+        else:
+            parts[-1].append(word)
+    return [part[1:] for part in parts if part[:1] == ["ramet"] and part[1:] and part[1] != "."]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("ramet train --dryrun", "--dryrun"),
+        ("X=1 ramet sft sft.epochs=1 --resume x", "--resume"),
+        ("ramet eval bare", "bare"),
+        ("ramet train -m policy.lrr=1,2", "lrr"),
+        ("docker run -v a:b ramet ramet train trains.steps=1", "trains"),
+        ("torchrun --no-python ramet sft --epochs 2", "--epochs"),
+        ("echo 1 | ramet tool call python - tools.python.timeouts=1", "timeouts"),
+        ("ramet tool run python 1", "run"),
+        ("cd ramet && ramet report --outt x", "--outt"),
+    ],
+)
+def test_the_check_finds_a_wrong_word(line: str, wrong: str) -> None:
+    [(name, *words)] = ramet_commands(line)
+    with pytest.raises((RametError, AssertionError), match=wrong):
+        check(name, words, line)
 
 
 def check(name: str, words: list[str], line: str) -> None:
     """Compose the configuration of a job, or parse the arguments of another command."""
-    overrides = [word for word in words if re.match(r"[\w.]+=", word)]
-    if name == "tool":
-        has_own = OWN.fullmatch(line) or any(".use=" in word for word in overrides)
-        chosen = [] if has_own else [f"tools=[{words[1]}]"]
-        assert compose(without_model([*chosen, *overrides]), job="tool").job == "tool"
-    elif name in JOBS and words[:1] != ["import"] and "-m" not in words:
-        assert compose(without_model(overrides), job=name).job == name
-    elif name not in COMMANDS:
+    if name not in COMMANDS:
         assert callable(extension(EXTENSIONS, name, ()).load())
-    elif "-m" not in words:
-        run: Any = COMMANDS[name].run
-        if name == "eval":
-            run, words = importlib.import_module("ramet.cli.eval_import").run, words[1:]
-        parser = asked_parser(run)
-        assert parser is not None
-        assert parser.parse_intermixed_args(words[: words.index("--")] if "--" in words else words)
+        return
+    run: Any = COMMANDS[name].run
+    is_import = name == "eval" and words[:1] == ["import"]
+    if is_import:
+        run, words = importlib.import_module("ramet.cli.eval_import").run, words[1:]
+    parser = asked_parser(run)
+    assert parser is not None
+    options = parser.parse_intermixed_args(words[: words.index("--")] if "--" in words else words)
+    if name == "tool":
+        overrides = [word for word in options.words if re.match(r"[\w.]+=", word)]
+        assert options.what == "call", options.what
+        has_own = OWN.fullmatch(line) or any(".use=" in word for word in overrides)
+        chosen = [] if has_own else [f"tools=[{options.words[0]}]"]
+        assert compose(without_model([*chosen, *overrides]), job="tool").job == "tool"
+    elif name in JOBS and not is_import and hasattr(options, "overrides"):
+        bare = [word for word in options.overrides if "=" not in word]
+        assert options.help or not bare, bare
+        several = getattr(options, "multirun", False)
+        overrides = [re.sub(r"^([^\[,]*),.*", r"\1", word) if several else word for word in options.overrides]
+        assert compose(without_model([word for word in overrides if "=" in word]), job=name).job == name
 
 
 def test_numbers_and_what_is_left_out_are_not_compared() -> None:

@@ -75,7 +75,9 @@ def prove(alone: list[Path], together: list[Path], work: Path, built: Path | Non
     packages = [*alone, *together]
     others = [p for p in packages if p != ROOT / "core"]
     wheelhouse = build(work, [ROOT / "core", *others, *(p for p in needed_by(others) if p not in others)], built)
-    print(f"{'built' if built is None else 'took'} {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
+    print(
+        f"{'built' if built is None else 'took'} {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s"
+    )
     slowest_first = sorted(alone, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
     environments = [[package] for package in slowest_first] + ([together] if together else [])
     with ThreadPoolExecutor(AT_A_TIME) as pool:
