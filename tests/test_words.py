@@ -47,7 +47,7 @@ PAGES_APART = {"audits.md", "bad_input.md", "design.md", "faults.md", "hardware.
 PAGES = [
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md")]
-    if path.name not in {*PAGES_APART, "CHANGELOG.md"}
+    if path.name not in {*PAGES_APART, "CHANGELOG.md", "CODE_OF_CONDUCT.md"}
 ]
 NOT_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`]*`|^#.*?$|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 HEADLESS = re.compile(  # the docstring's subject would be the function's name, or nothing
