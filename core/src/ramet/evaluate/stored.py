@@ -38,9 +38,9 @@ class StoredEvaluation:
 
 
 def result_files(run: Path, section: Mapping[str, Any]) -> list[Path]:
-    """Where the results of a run directory may be: at `run.out`, then in the directory. `section`: its keys `run.…`.
+    """Paths where the results of a run directory may be: `run.out`, then the directory. `section`: its keys `run.…`.
 
-    A relative `run.out` is below the folder that the job was started in, which a relative `run.root` tells.
+    A relative `run.out` is below the folder that the job was started in, which a relative `run.root` gives.
     """
     named, root, folder = section.get("out"), section.get("root"), run.resolve()
     own = [run / "results.json"]

@@ -124,7 +124,7 @@ def _read_set(one: DataSet, layout: RowLayout, data: SftData, digest: hashlib._H
 
 
 def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of columns, those of nested ones with dots."""
+    """Yield the names of columns, nested ones with dots."""
     for name, value in values.items():
         yield f"{prefix}{name}"
         if isinstance(value, dict):
