@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/example/ramet"
 LOADED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=\"?(https?:)?//[^>]*>")
 
 
@@ -19,9 +20,11 @@ LOADED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=\"
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    config += f"\nrepo_url: {REPOSITORY}\n"  # as scripts/set_repository.py leaves it
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "-", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    built = subprocess.run(command, input=config, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-3000:]
     return folder
 
@@ -30,6 +33,12 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 60
     assert [page.name for page in pages if LOADED.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_link_to_the_repository_is_one_that_no_script_reads(site: Path) -> None:
+    """The theme's script asks the host of a link with this attribute for stars and releases."""
+    page = (site / "index.html").read_text(encoding="utf-8")
+    assert f'href="{REPOSITORY}"' in page and not re.search(r"data-md-component=\"?source\b", page)
 
 
 def test_the_index_for_language_models_names_every_page(site: Path) -> None:

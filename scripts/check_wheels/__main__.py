@@ -1,5 +1,5 @@
-"""Builds every wheel, or takes those that are built, and proves that each works with the core and what it declares alone: in fresh virtual environments
-that hold nothing else, from an empty directory.
+"""Builds every wheel, or takes those in a folder, and proves that each works with the core and what it declares alone:
+in fresh virtual environments that hold nothing else, from an empty directory.
 
 Of each: it installs and `pip check` is clean, every public module imports, `ramet plugins` shows it healthy, what it
 offers and its presets compose, and its tests pass, except slow ones. What needs an extra that is not installed must say
@@ -75,9 +75,8 @@ def prove(alone: list[Path], together: list[Path], work: Path, built: Path | Non
     packages = [*alone, *together]
     others = [p for p in packages if p != ROOT / "core"]
     wheelhouse = build(work, [ROOT / "core", *others, *(p for p in needed_by(others) if p not in others)], built)
-    print(
-        f"{'built' if built is None else 'took'} {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s"
-    )
+    how = "built" if built is None else "took"
+    print(f"{how} {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
     slowest_first = sorted(alone, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
     environments = [[package] for package in slowest_first] + ([together] if together else [])
     with ThreadPoolExecutor(AT_A_TIME) as pool:

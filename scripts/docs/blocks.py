@@ -158,9 +158,11 @@ class Shell:
     def run(self, command: str) -> tuple[int, str]:
         """Return the exit code (124: it took longer than `LIMIT_S`), and what the command printed."""
         exported = shlex.quote(str(self._exported))
-        script = f"[ ! -f {exported} ] || . {exported}\nset -o pipefail\n{command}\ncode=$?\nexport -p > {exported}\nexit $code"
+        before, after = f"[ ! -f {exported} ] || . {exported}", f"code=$?\nexport -p > {exported}\nexit $code"
+        script = f"{before}\nset -o pipefail\n{command}\n{after}"
         ran = subprocess.run(
-            ["timeout", "--kill-after=10", str(LIMIT_S), "bash", "-c", script], cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, text=True,
+            ["timeout", "--kill-after=10", str(LIMIT_S), "bash", "-c", script],
+            cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         return ran.returncode, ran.stdout
