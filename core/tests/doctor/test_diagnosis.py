@@ -338,8 +338,8 @@ def test_one_part_falls_if_it_is_a_reward_and_loses_much(metrics: dict[str, Any]
 @pytest.mark.parametrize(
     ("reward", "parts", "names"),
     [
-        (0.2, {"length": -0.8}, []),
-        (0.0, {"format": 0.0}, []),
+        (0.2, {"length": -0.8}, ["outweighed"]),
+        (0.0, {"format": 0.0}, ["outweighed"]),
         (0.1, {"qa": 0.0, "format": 1.0}, ["misjudged"]),  # format says nothing of the answer
     ],
 )
@@ -351,7 +351,10 @@ def test_an_answer_that_its_reward_takes_for_right_is_not_misjudged(
         "parts": lambda step, group, i: {"qa": float(i % 2), **(parts if group else {"format": 1.0})},
     }
 
-    assert [finding.name for finding in diagnose(write_run(tmp_path, {}, change), most=None)] == names
+    findings = diagnose(write_run(tmp_path, {}, change, CONFIG + "rewards: {format: {combine: multiply}}"), most=None)
+
+    assert [finding.name for finding in findings] == names
+    assert names == ["misjudged"] or findings[0].what == f"the reward {next(iter(parts))} outweighs right answers"
 
 
 def test_values_of_the_configuration_may_be_variables_and_texts(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ CHECKS: tuple[RunCheck, ...] = (
     policy.reward_falls,
     tools.tool_unused,
     rewards.dead_part,
+    rewards.outweighed,
     rewards.one_source,
     rewards.no_signal,
     rollouts.no_forks,
@@ -74,9 +75,9 @@ EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from 
     "entropy-grows": frozenset({"length-grows", "reward-falls"}),
     "length-grows": frozenset({"reward-falls"}),
     "collapsed": frozenset({"reward-falls", "no-signal"}),
-    "hacked": frozenset({"length-grows", "entropy-grows"}),
+    "hacked": frozenset({"length-grows", "entropy-grows", "outweighed"}),
     "tool-unused": frozenset({"no-forks", "no-signal"}),
-    "dead-part": frozenset({"no-signal"}),
+    "dead-part": frozenset({"no-signal", "outweighed"}),
     "one-source": frozenset({"no-signal"}),
 }
 RANK = {Severity.PROBLEM: 0, Severity.WARNING: 1, Severity.NOTE: 2, Severity.OK: 3}
@@ -145,11 +146,11 @@ def _asked(asked: RunCheck | ExtensionEntry, run: StoredRun) -> list[Finding]:
         check: RunCheck = asked.load() if isinstance(asked, ExtensionEntry) else asked
         return list(check(run))
     except (Exception, SystemExit) as error:
-        of_package = isinstance(asked, ExtensionEntry)
-        what = str(asked) if of_package else f"the check {getattr(asked, '__name__', asked)}"
+        package = asked.distribution if isinstance(asked, ExtensionEntry) else None
+        what = str(asked) if package else f"the check {getattr(asked, '__name__', asked)}"
         text = f"the check itself failed: {type(error).__name__}: {error}{raised_at(error)}"
         logger.warning("doctor: %s: %s", what, hide(text))
-        fix = f"report it to the authors of {asked.distribution if of_package else 'ramet'}"
+        fix = f"report it to the authors of {package or 'ramet'}"
         return [Finding(what=what, severity=Severity.NOTE, text=text, fix=fix)]
 
 

@@ -38,16 +38,9 @@ TAIL = 80  # characters of the last turn in which an answer that was not read is
 
 def misjudged(run: StoredRun) -> Iterator[Finding]:
     """Answers that equal the gold, or replies that end with it, earn nothing."""
-    seen = [one for one in played(run) if one.reward is not None and one.rollout.task.answer]
-    right = [one for one in seen if _is_right(one)]
-    if len(seen) < t.FEWEST_ROLLOUTS or len(right) < t.MISJUDGED_RIGHT * len(seen):
-        return
-    most = max(one.reward or 0.0 for one in seen)
-    little = [one for one in right if (one.reward or 0.0) <= max(0.0, most / 4)]
-    best = _best_of_judges(seen, right)
-    missed = [one for one in little if not any(one.score.parts.get(name, 0.0) >= best[name] for name in best)]
-    level = severity(len(missed) / len(right), t.MISJUDGED_LOOK, t.MISJUDGED_WRONG)
-    if level is None or len(missed) < t.MISJUDGED_RIGHT * len(seen):
+    right, missed, _ = _unpaid(run)
+    level = severity(len(missed) / max(1, len(right)), t.MISJUDGED_LOOK, t.MISJUDGED_WRONG)
+    if level is None:
         return
     one = missed[0]
     parts = ", ".join(f"{name} {value:g}" for name, value in sorted(one.score.parts.items()))
@@ -62,6 +55,50 @@ def misjudged(run: StoredRun) -> Iterator[Finding]:
         "(rollout_step.params.answer, the reward's extraction)",
         missed,
     )
+
+
+def outweighed(run: StoredRun) -> Iterator[Finding]:
+    """Right answers earn nothing, although one of several rewards takes them for right."""
+    right, _, unpaid = _unpaid(run)
+    if len(unpaid) < max(1.0, t.MISJUDGED_LOOK * len(right)):
+        return
+    name, times = Counter(_takes_most(run, one) for one in unpaid).most_common(1)[0]
+    one = next(one for one in unpaid if _takes_most(run, one) == name)
+    parts = ", ".join(f"{part} {value:g}" for part, value in sorted(one.score.parts.items()))
+    yield finding(
+        "outweighed",
+        Severity.WARNING,
+        f"the reward {name} outweighs right answers",
+        f"{len(unpaid)} of {len(right)} rollouts whose answer equals the gold are taken for right and earn little; in "
+        f"{times} of them most is taken away by {name} (as a reward of {one.reward:g}: {parts})",
+        f"rewards.{name}.weight (lower), rewards.{name}.combine, if right answers are to earn more than others",
+        [one for one in unpaid if _takes_most(run, one) == name],
+    )
+
+
+def _takes_most(run: StoredRun, one: Seen) -> str:
+    """The name of the reward that lowers the sum most. One that multiplies by 1 takes nothing."""
+    effects = {
+        name: number(run, f"rewards.{name}.weight", 1.0) * value - (run.option(f"rewards.{name}.combine") == "multiply")
+        for name, value in one.score.parts.items()
+        if "/" not in name
+    }
+    return min(effects, key=lambda name: effects[name])
+
+
+def _unpaid(run: StoredRun) -> tuple[list[Seen], list[Seen], list[Seen]]:
+    """The rollouts with a right answer; those of them that earn nothing and that no reward takes for right; those that
+    earn nothing and that one does. Lists of under 5 % of all rollouts are empty.
+    """
+    seen = [one for one in played(run) if one.reward is not None and one.rollout.task.answer]
+    right = [one for one in seen if _is_right(one)]
+    most, best = max((one.reward or 0.0 for one in seen), default=0.0), _best_of_judges(seen, right)
+    little = [one for one in right if (one.reward or 0.0) <= max(0.0, most / 4)]
+    taken = {one.ref for one in little if any(one.score.parts.get(name, 0.0) >= best[name] for name in best)}
+    lists = right, [one for one in little if one.ref not in taken], [one for one in little if one.ref in taken]
+    least = max(1.0, t.MISJUDGED_RIGHT * len(seen)) if len(seen) >= t.FEWEST_ROLLOUTS else math.inf
+    first, second, third = (own if len(own) >= least else [] for own in lists)
+    return first, second, third
 
 
 def _best_of_judges(seen: list[Seen], right: list[Seen]) -> dict[str, float]:
