@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ramet.errors import ConfigError, raise_all
 from ramet.runs.lock import RunLock
-from ramet.runs.manifest import read_manifest
-from ramet.runs.own_files import MANIFEST, check_run_folder
+from ramet.runs.manifest import MANIFEST, read_manifest
+from ramet.runs.own_files import check_run_folder
 
 MARK = "quickstart.lock"  # in the folder of inputs; held by the quickstart that runs
 SCRIPT = ("scripts", "quickstart")  # how the path of this script ends

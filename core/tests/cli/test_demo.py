@@ -51,6 +51,13 @@ def test_a_file_of_the_user_stays(folder: Path, capsys: pytest.CaptureFixture[st
     assert demo.REPORT in capsys.readouterr().err and (folder / demo.REPORT).read_text() == "mine"
 
 
+def test_where_nothing_can_be_written_it_ends_before_the_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("mine")
+    assert main(["demo", "--out", "file/demo.html"]) == 1
+    out, error = capsys.readouterr()
+    assert out == "" and "--out: " in error and "file' is not a folder that can be written to; name a file" in error
+
+
 def test_it_opens_the_report_only_when_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) is None)

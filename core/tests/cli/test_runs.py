@@ -118,6 +118,18 @@ def test_names_of_runs_do_not_steer_the_terminal(root: Path, capsys: pytest.Capt
     assert "\x1b" not in out and "x1b[31m" in "".join(out.split())
 
 
+def test_a_folder_of_runs_and_what_is_no_run_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_training(root / "whole_way", "rl", [0.5])
+    for command in ("compare", "doctor", "report"):
+        assert main([command, "whole_way"]) == 1
+        assert "as of a pipeline; name one of them: runs/whole_way/rl" in capsys.readouterr().err
+    assert main(["compare", "low", "nothere"]) == 1
+    assert "no run 'nothere'" in capsys.readouterr().err
+    (root / "empty").mkdir()
+    assert main(["compare", "low", "empty"]) == 1
+    assert "compare: empty: no manifest.json" in capsys.readouterr().err
+
+
 def test_runs_of_several_kinds_are_not_compared(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "measured").mkdir()
     (root / "measured/results.json").write_text("{}")

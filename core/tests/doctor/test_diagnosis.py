@@ -26,7 +26,7 @@ from ramet.plugins import extensions
 from ramet.plugins.extensions import ExtensionEntry
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.tracking.jsonl import JsonlTracker
+from ramet.tracking.jsonl import JsonlTracker, evenly_spaced
 from ramet.types import (
     CallStatus,
     Fault,
@@ -430,8 +430,8 @@ def test_the_end_of_the_log_is_read_if_the_run_failed(
 def test_few_files_are_read_of_a_long_run() -> None:
     paths = [Path(str(i)) for i in range(100)]
 
-    assert [path.name for path in stored_run.spread(paths, 4)] == ["0", "33", "66", "99"]
-    assert stored_run.spread(paths[:2], 4) == paths[:2]
+    assert [path.name for path in evenly_spaced(paths, 4)] == ["0", "33", "66", "99"]
+    assert evenly_spaced(paths[:2], 4) == paths[:2]
 
 
 def test_sft_is_examined_by_its_losses(tmp_path: Path) -> None:

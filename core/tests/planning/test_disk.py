@@ -53,5 +53,7 @@ def test_the_plan_counts_the_checkpoint_that_is_written_and_warns_of_a_small_dis
     )
     warned = str(replace(plan, free=10**9))
     assert "\nwarning: the disk has 8 GB less than that: free some space, or keep fewer checkpoints" in warned
+    assert "; 9 GB in all, of which 8.5 GB are there; 1 GB free" in str(replace(plan, there=85 * 10**8, free=10**9))
+    assert "warning: the disk has 1 GB less" in str(replace(plan, there=7 * 10**9, free=10**9))
     assert str(replace(plan, kept=0, free=None)) == "model/ 1 GB; 1 GB in all"
     assert plan_disk("not estimated: no shapes", tmp_path, kept=3) == ""

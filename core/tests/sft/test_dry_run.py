@@ -29,3 +29,12 @@ def test_the_plan_counts_rows_that_are_left_out(tiny_model: Path, tmp_path: Path
     facts = plan(resolved).facts
     assert facts["rows"] == rows.format(file)
     assert "tokens at once, as the rows are packed; their longest sequence has 8\n" in facts["memory"]  # not 50
+
+
+def test_no_more_checkpoints_are_planned_than_are_saved(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": SOUND}]
+    file.write_text(json.dumps({"messages": turns}) + "\n")
+    keys = [f"model.path={tiny_model}", f"sft.data=[{file}]", f"sft.valid=[{file}]", f"run.root={tmp_path}"]
+    keys += ["run.name=mine", "sft.trainer={max_steps: 2, eval_steps: 1}", "rollout_step.system_prompt=never"]
+    assert plan(compose(keys, job="sft")).facts["disk"].startswith("2 checkpoints of ")

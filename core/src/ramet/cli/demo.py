@@ -15,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from ramet.cli.terminal import Parser, say
-from ramet.report.html import write_report
+from ramet.errors import ConfigError
+from ramet.planning.run_plan import not_writable
+from ramet.report.html import check_out, write_report
 from ramet.tracking.console import ConsoleTracker
 from ramet.tracking.jsonl import NAME, MetricLine, read_metrics
 
@@ -71,6 +73,9 @@ def run(arguments: Sequence[str]) -> int:
     if options is None:
         return 0
     folder = Path(str(files("ramet"))) / "demo" / RECORDING
+    check_out(options.out)
+    for problem in not_writable(options.out.absolute().parent, "--out"):
+        raise ConfigError(f"{problem}; name a file in another folder")
     recording = Recording(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
     say(recording.text())
     replay(read_metrics(folder / NAME), recording.steps, 0.0 if options.fast else REPLAY_S)

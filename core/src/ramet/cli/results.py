@@ -30,6 +30,7 @@ from ramet.history.summary import TRAININGS
 from ramet.history.tables import difference_cells, training_cells, validation_cells
 from ramet.history.training import Training, kind_of, training_differences
 from ramet.io.json_values import without_nan
+from ramet.runs.manifest import MANIFEST
 
 FORMATS = ("table", "markdown", "json")
 
@@ -78,9 +79,12 @@ def run_compare(arguments: Sequence[str]) -> int:
 
 
 def _kind(paths: Sequence[Path]) -> str:
-    """The job whose runs these are: `train`, `sft` or `eval`. Raises `ConfigError` if they are of several jobs."""
-    folders = [next((folder for folder in (path, Path("runs") / path) if folder.is_dir()), path) for path in paths]
-    kinds = {path: kind_of(folder) or "eval" for path, folder in zip(paths, folders, strict=True)}
+    """The job whose runs these are: `train`, `sft` or `eval`. Raises `ConfigError` for what is no run, and if they are
+    of several jobs.
+    """
+    kinds = {path: "eval" if path.is_file() else kind_of(run_folder(path)) for path in paths}
+    if empty := [str(path) for path, kind in kinds.items() if not kind]:
+        raise ConfigError(f"compare: {', '.join(empty)}: no {MANIFEST} of a run and no results.json there")
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{path} is of `ramet {kind}`" for path, kind in kinds.items())
         raise ConfigError(f"compare: runs of one kind can be compared: {listed}")

@@ -17,6 +17,8 @@ from ramet.io.json_values import visible
 from ramet.tracking.log import harmless
 
 WIDEST = 100_000  # characters of a table's line: none is cut
+OF_A_RUN = ("manifest.json", "metrics.jsonl", "results.json")  # a run's directory has at least one of them
+MOST_NAMED = 8  # runs in a message
 
 
 class Parser(argparse.ArgumentParser):
@@ -118,10 +120,20 @@ def accept_any_text() -> None:
 
 
 def run_folder(run: Path) -> Path:
-    """Return the directory of a run that is given as one, or by its name under runs/."""
+    """Return the directory of a run that is given as one, or by its name under runs/.
+
+    Raises `ConfigError` for no directory, and for one that only contains runs, as that of a pipeline does.
+    """
     for folder in (run, Path("runs") / run):
-        if folder.is_dir():
-            return folder
+        if not folder.is_dir():
+            continue
+        runs = sorted(str(file.parent) for file in folder.glob("*/manifest.json"))
+        if runs and not any((folder / name).exists() for name in OF_A_RUN):
+            listed = ", ".join(runs[:MOST_NAMED]) + (", …" if len(runs) > MOST_NAMED else "")
+            raise ConfigError(
+                f"{folder} is not a run, but a folder of runs, as of a pipeline; name one of them: {listed}"
+            )
+        return folder
     raise ConfigError(
         f"no run {str(run)!r}: neither a directory nor a name under runs/ (working directory: {Path.cwd()})"
     )

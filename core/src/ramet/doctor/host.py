@@ -15,6 +15,7 @@ from pathlib import Path
 import ramet
 from ramet.config.needs import extras_of
 from ramet.config.schema import Config
+from ramet.planning.run_plan import nearest_folder
 from ramet.rollout.config import McpConfig
 from ramet.types import Finding, Severity
 
@@ -32,7 +33,7 @@ def check_host(config: Config) -> Iterator[Finding]:
     yield from _driver(config)
     yield from _engine(config)
     yield from _ray(config)
-    yield from _disk("runs", _nearest(Path(config.run.root)), "run.root")
+    yield from _disk("runs", nearest_folder(Path(config.run.root)), "run.root")
     yield from _disk("temporary files", Path(tempfile.gettempdir()), "TMPDIR")
     yield from _shared_memory(config)
     yield from _mcp_servers(config)
@@ -144,14 +145,8 @@ def _ray(config: Config) -> Iterator[Finding]:
         yield _found("ray", "not installed; one process works", Severity.NOTE, "for clusters: pip install 'ramet[ray]'")
 
 
-def _nearest(folder: Path) -> Path:
-    """The folder itself, or the one above it that is there."""
-    whole = folder.absolute()
-    return next(parent for parent in (whole, *whole.parents) if parent.is_dir())
-
-
 def _disk(what: str, folder: Path, key: str) -> Iterator[Finding]:
-    if not os.access(folder, os.W_OK):
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         yield _found(what, f"{folder} cannot be written to", Severity.PROBLEM, f"set {key} to a folder that can")
         return
     free = shutil.disk_usage(folder).free

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
-from ramet.rollout.record import GroupRecord, read_records
-from ramet.runs.manifest import BROKEN_CONFIG, read_values
-from ramet.tracking.jsonl import NAME, curves_of, read_metrics
+from ramet.rollout.record import STEP_FILE, UNREADABLE, GroupRecord, read_records
+from ramet.runs.manifest import BROKEN_CONFIG, MANIFEST, read_values
+from ramet.tracking.jsonl import NAME, curves_of, evenly_spaced, read_metrics
 from ramet.types import Group, RecordedGroup, RolloutScore, StoredRun
 
 logger = logging.getLogger(__name__)
 FILES = {"step": 8, "valid": 2, "eval": 1}  # files of each kind that are read, the first and the last among them
 GROUPS = 32  # of a file
 TOKENS = 2_000_000  # of all that is read: about two seconds
-STEP_FILE = re.compile(r"(step|valid)_\d+\.jsonl(\.\w+)?")
 EVALUATED = "results.rollouts.jsonl.gz"  # of an evaluation, whose tasks are all in one file
-MANIFEST = "manifest.json"
-UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 def read_stored_run(folder: Path) -> StoredRun:
@@ -58,16 +54,9 @@ def _groups(folder: Path) -> Iterator[RecordedGroup]:
     named = [path for path in sorted((folder / "rollouts").glob("*")) if STEP_FILE.fullmatch(path.name)]
     files = {kind: [path for path in named if path.name.startswith(kind)] for kind in ("step", "valid")}
     files["eval"] = [folder / EVALUATED] if (folder / EVALUATED).is_file() else []
-    chosen = [(kind, path) for kind, paths in files.items() for path in spread(paths, FILES[kind])]
+    chosen = [(kind, path) for kind, paths in files.items() for path in evenly_spaced(paths, FILES[kind])]
     for kind, path in chosen:
         yield from _of_file(kind, path, TOKENS // len(chosen))
-
-
-def spread(paths: Sequence[Path], most: int) -> list[Path]:
-    """Return `most` of them, evenly spaced from the first to the last."""
-    if len(paths) <= most or most < 2:
-        return list(paths[:most])
-    return [paths[round(i * (len(paths) - 1) / (most - 1))] for i in range(most)]
 
 
 def _of_file(kind: str, path: Path, tokens: int) -> Iterator[RecordedGroup]:

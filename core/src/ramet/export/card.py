@@ -21,7 +21,7 @@ from ramet.errors import ConfigError
 from ramet.hub import HubName, cached_name, data_name
 from ramet.io.atomic import write_file
 from ramet.runs.hub_inputs import recorded_folder, recorded_name
-from ramet.runs.manifest import Manifest, SavedRun, read_manifest, read_run
+from ramet.runs.manifest import MANIFEST, Manifest, SavedRun, read_manifest, read_run
 from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.jsonl import read_metrics
 
@@ -51,7 +51,7 @@ def write_card(
     """Write `README.md`. `name`: on the hub, or that of the folder once it is there. `base`: the model that the run
     began with, on this machine. Without a run the card says that its training is not known.
     """
-    saved, manifest = (None, None) if run is None else (read_run(run), read_manifest(run / "manifest.json"))
+    saved, manifest = (None, None) if run is None else (read_run(run), read_manifest(run / MANIFEST))
     first = _first(Path(base.path), cached_name(base.path) or (recorded_name(saved.model.path) if saved else None))
     runs = [*first.runs, *([manifest] if manifest is not None else [])]
     facts = _facts(first.folder)
@@ -73,7 +73,7 @@ def _first(folder: Path, name: HubName | None) -> Base:
     runs: list[Manifest] = []
     while name is None and folder.name == "model" and len(runs) < MOST_RUNS:
         try:
-            saved, manifest = read_run(folder.parent), read_manifest(folder.parent / "manifest.json")
+            saved, manifest = read_run(folder.parent), read_manifest(folder.parent / MANIFEST)
         except ConfigError:  # a folder of that name, and not of a run
             break
         runs.insert(0, manifest)

@@ -23,8 +23,8 @@ from ramet.io.atomic import remove_folder
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 from ramet.policy.checkpoint.store import LEFTOVER
 from ramet.runs.lock import RunLock
-from ramet.runs.manifest import read_manifest
-from ramet.runs.own_files import LOCK, MANIFEST, RANDOM, torn_files
+from ramet.runs.manifest import MANIFEST, read_manifest
+from ramet.runs.own_files import LOCK, RANDOM, torn_files
 from ramet.sft.checkpoints import chosen_checkpoint, list_sft_checkpoints
 
 logger = logging.getLogger(__name__)

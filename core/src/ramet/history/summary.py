@@ -24,8 +24,8 @@ from ramet.evaluate.partial import PARTIAL, TaskLines
 from ramet.evaluate.statistics import Estimate, over_tasks
 from ramet.evaluate.stored import result_files
 from ramet.runs.lock import is_held
-from ramet.runs.manifest import BROKEN_CONFIG, Manifest, read_manifest, read_values
-from ramet.runs.own_files import LOCK, MANIFEST
+from ramet.runs.manifest import BROKEN_CONFIG, MANIFEST, Manifest, read_manifest, read_values
+from ramet.runs.own_files import LOCK
 from ramet.sft.checkpoints import STATE, step_of
 from ramet.sft.output import Summary
 from ramet.sft.output import read_summary as read_sft_summary

@@ -22,9 +22,9 @@ from ramet.errors import ConfigError
 from ramet.evaluate.setting_differences import SettingDifference, as_text
 from ramet.evaluate.statistics import Estimate, over_tasks
 from ramet.history.summary import LAST_STEPS, RESULTS, TRAININGS, RunSummary, TrainingCurves, summarise_run
-from ramet.runs.manifest import Attempt, Manifest, read_manifest
-from ramet.runs.own_files import MANIFEST
+from ramet.runs.manifest import MANIFEST, Attempt, Manifest, read_manifest
 from ramet.runs.resume import ABSENT, RunState, config_differences
+from ramet.tracking.jsonl import evenly_spaced
 
 PLACES = ("run.name", "run.root", "run.out", "run.private")  # say where a run is, not what it does
 MAPS = ("tools", "rewards")
@@ -167,7 +167,4 @@ def _length(attempt: Attempt) -> float | None:
 
 def shown_steps(trainings: Sequence[Training], most: int) -> list[int]:
     """Steps at which a validation is shown: steps of any training, at most `most`, evenly spaced, the last included."""
-    steps = sorted({int(step) for training in trainings for step in training.curves.valid[0]})
-    if len(steps) <= most:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
+    return evenly_spaced(sorted({int(step) for training in trainings for step in training.curves.valid[0]}), most)

@@ -24,8 +24,8 @@ from ramet.pipeline.export import RECORD, is_exported
 from ramet.pipeline.stages import EXPORT, REPORT, Pipeline, Stage
 from ramet.planning.run_plan import plan_run
 from ramet.runs.hub_inputs import fetched, recorded_folder
-from ramet.runs.manifest import Manifest, make_manifest, model_files, model_sha256, read_run
-from ramet.runs.own_files import LOCK, MANIFEST, has_saved, is_lock
+from ramet.runs.manifest import MANIFEST, Manifest, make_manifest, model_files, model_sha256, read_run
+from ramet.runs.own_files import LOCK, has_saved, is_lock
 from ramet.runs.resume import RunState, check_resume, config_differences
 from ramet.types.option import Resume
 

@@ -12,8 +12,7 @@ from typing import Any
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.pipeline.stages import TRUST_CODE, Stage
-from ramet.runs.manifest import model_fingerprint, read_manifest
-from ramet.runs.own_files import MANIFEST
+from ramet.runs.manifest import MANIFEST, model_fingerprint, read_manifest
 
 RECORD = "export.json"
 RunsRamet = Callable[[list[str]], int]  # runs `ramet WORDS` in this process, and returns its exit code

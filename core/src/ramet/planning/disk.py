@@ -7,7 +7,7 @@ only the adapter's parameters count. A critic adds the same. DeepSpeed keeps the
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramet.config.schema import Dtype
@@ -29,6 +29,7 @@ class DiskPlan:
     checkpoint: int
     kept: int  # checkpoints, the best included
     model: int  # the folder model/
+    there: int = 0  # of these, in the run's directory already
     free: int | None  # on the disk of the run's directory; None: it is of another machine
 
     @property
@@ -41,12 +42,14 @@ class DiskPlan:
             f"{self.kept} checkpoint{'s' * (self.kept != 1)} of about {_gb(self.checkpoint)} kept, and one more "
         )
         checkpoints += "while it is written; "
-        free = "" if self.free is None else f"; {_gb(self.free)} free"
+        free = f", of which {_gb(self.there)} are there" if self.there else ""
+        free += "" if self.free is None else f"; {_gb(self.free)} free"
         line = f"{checkpoints if self.kept else ''}model/ {_gb(self.model)}; {_gb(self.need)} in all{free}"
-        if self.free is None or self.free >= self.need:
+        missing = self.need - self.there - (self.free or 0)
+        if self.free is None or missing <= 0:
             return line
         fewer = ": free some space, or keep fewer checkpoints" if self.kept else ": free some space"
-        return f"{line}\nwarning: the disk has {_gb(self.need - self.free)} less than that{fewer}"
+        return f"{line}\nwarning: the disk has {_gb(missing)} less than that{fewer}"
 
 
 def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
@@ -57,7 +60,9 @@ def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
     free = shutil.disk_usage(nearest_folder(folder)).free if inputs.machine.written is None else None
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else MASTER
     model = size * inputs.shape.n_parameters
-    return str(DiskPlan(checkpoint=checkpoint_bytes(inputs), kept=kept, model=model, free=free))
+    plan = DiskPlan(checkpoint=checkpoint_bytes(inputs), kept=kept, model=model, free=free)
+    written = sum(file.stat().st_size for name in ("checkpoints", "model") for file in (folder / name).rglob("*"))
+    return str(replace(plan, there=0 if free is None else min(written, plan.need)))
 
 
 def checkpoint_bytes(inputs: Inputs) -> int:

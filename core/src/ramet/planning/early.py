@@ -15,8 +15,8 @@ from ramet.config.schema import Config
 from ramet.errors import ConfigError, MissingHere
 from ramet.models.folder import check_folder
 from ramet.runs.hub_inputs import missing_files
-from ramet.runs.manifest import read_manifest
-from ramet.runs.own_files import MANIFEST, check_run_folder
+from ramet.runs.manifest import MANIFEST, read_manifest
+from ramet.runs.own_files import check_run_folder
 from ramet.tracking.trackers import check_trackers
 
 

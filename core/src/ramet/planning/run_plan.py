@@ -13,7 +13,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, RewardConfig, ToolConfig
 from ramet.errors import ConfigError, MissingHere
 from ramet.runs.lock import is_held
-from ramet.runs.manifest import Manifest
+from ramet.runs.manifest import MANIFEST, Manifest
 from ramet.runs.own_files import check_run_folder
 from ramet.runs.resume import RunState, check_resume
 from ramet.tracking.trackers import tracker_folders
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ramet.planning.memory import MemoryPlan  # torch
 
 Entries = Mapping[str, ToolConfig] | Mapping[str, RewardConfig]
-RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl", "run.log")
+RECORDS = ("LOCK", "config.yaml", "overrides.txt", MANIFEST, "metrics.jsonl", "run.log")
 
 
 def records(config: Config) -> list[str]:
@@ -76,7 +76,7 @@ def plan_run(resolved: Resolved, manifest: Manifest) -> RunPlan:
         problems.append(
             f"run directory {str(path)!r} is in use by another process; choose another run.name, or wait for it"
         )
-    resumed = (path / "manifest.json").is_file()
+    resumed = (path / MANIFEST).is_file()
     if resumed:
         new = RunState(config=resolved.text, manifest=manifest)
         try:

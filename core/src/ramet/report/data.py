@@ -19,7 +19,7 @@ from ramet.report.evaluation import evaluation_data
 from ramet.report.group_counts import ALL, ROOTS, VALID, GroupCounts
 from ramet.report.in_short import in_short
 from ramet.runs.hub_inputs import recorded_folder
-from ramet.runs.manifest import BROKEN_CONFIG, read_config
+from ramet.runs.manifest import BROKEN_CONFIG, MANIFEST, read_config
 from ramet.tracking.columns import RL
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
 
@@ -76,7 +76,7 @@ def overview(
     counts = GroupCounts() if counts is None else counts
     sections = [_section("Training", "step", training, counts), _section("SFT", "optimiser step", sft, counts)]
     measured = None if evaluation is None else evaluation_data(evaluation)
-    manifest = read_json(run / "manifest.json")
+    manifest = read_json(run / MANIFEST)
     return {
         "name": run.resolve().name if phases is None else phases.name,
         "findings": findings,

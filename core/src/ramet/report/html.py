@@ -43,7 +43,7 @@ def write_report(run: Path, out: Path | None = None, phases: ReportPhases | None
     """
     elsewhere = f"; `ramet report {run} --out FILE` writes it elsewhere" if out is None else ""
     out = out or run / "report.html"
-    _check_out(out)
+    check_out(out)
     config = stored_config(run)
     measured = run if phases is None or phases.evaluation is None else phases.evaluation
     evaluation = find_evaluation(measured, stored_config(measured))
@@ -61,7 +61,7 @@ def write_comparison(runs: Sequence[Path], out: Path | None = None) -> Path:
     """
     elsewhere = "; `--out FILE` writes it elsewhere" if out is None else ""
     out = out or runs[0].parent / file_name(runs)
-    _check_out(out)
+    check_out(out)
     _write(out, page(comparison(runs), COMPARISON_SCRIPTS), runs, elsewhere)
     return out
 
@@ -75,8 +75,8 @@ def _write(out: Path, text: str, runs: Sequence[Path], elsewhere: str) -> None:
         raise ConfigError(f"report: {os_error_text(error)}{elsewhere}") from error
 
 
-def _check_out(out: Path) -> None:
-    """Reports alone are replaced. A link is none, wherever it leads."""
+def check_out(out: Path) -> None:
+    """Raise `ConfigError` where something else than a report is. A link is none, wherever it leads."""
     if not os.path.lexists(out):
         return
     try:

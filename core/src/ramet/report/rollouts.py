@@ -8,26 +8,22 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramet.errors import ConfigError
 from ramet.evaluate.stored import StoredEvaluation
 from ramet.report.group_counts import GroupCounts
 from ramet.report.tree import Splitter, group_data
-from ramet.rollout.record import read_records
+from ramet.rollout.record import STEP_FILE, UNREADABLE, read_records
 
 logger = logging.getLogger(__name__)
 FOLDER = "rollouts"
 MOST_COUNTED = 200_000_000  # packed bytes of a run's records that are read for intervals alone
 EVALUATION = "eval"  # kind of a group; the others are the keys of `_TITLES`
 _TITLES = {"step": "Step {step}", "valid": "Validation after step {step}"}  # kind -> how notes begin
-_FILE = re.compile(r"(step|valid)_(\d+)\.jsonl(\.\w+)?")
-UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +50,7 @@ class RecordedFile:
 
 def recorded_files(run: Path) -> list[RecordedFile]:
     """Return the recorded files in order; a step comes before its validation."""
-    matched = ((_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
+    matched = ((STEP_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
     return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in matched if match)
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from ramet.doctor.diagnosis import diagnose
 from ramet.errors import ConfigError
 from ramet.report.data import Json, read_json
+from ramet.runs.manifest import MANIFEST
 
 logger = logging.getLogger(__name__)
 
 
 def verdict(run: Path) -> list[Json] | None:
     """Return the findings, the worst first; None where nothing can be examined, as of an evaluation."""
-    if (read_json(run / "manifest.json") or {}).get("job") == "eval":
+    if (read_json(run / MANIFEST) or {}).get("job") == "eval":
         return None
     try:
         found = diagnose(run)

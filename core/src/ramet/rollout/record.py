@@ -13,6 +13,7 @@ import gzip
 import itertools
 import json
 import logging
+import re
 import sys
 import zlib
 from array import array
@@ -42,6 +43,8 @@ from ramet.types import (
 )
 
 logger = logging.getLogger(__name__)
+STEP_FILE = re.compile(r"(step|valid)_(\d+)\.jsonl(\.\w+)?")  # names of the files of a step, and of a validation
+UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)  # of a broken file
 SCHEMA = 2
 # A line is a group: 16 rollouts of 32k tokens take about 10 MB. Text that repeats itself packs up to 1 : 300.
 LINE_BYTES, LINE_RATIO = 64 << 20, 20  # of the packed file's size, whichever is more

@@ -29,8 +29,7 @@ from ramet.hub import (
     model_name,
     whole_copy,
 )
-from ramet.runs.manifest import read_manifest
-from ramet.runs.own_files import MANIFEST
+from ramet.runs.manifest import MANIFEST, read_manifest
 
 logger = logging.getLogger(__name__)
 COMMIT = re.compile(r"@[0-9a-f]{40}$")

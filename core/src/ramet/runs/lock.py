@@ -135,7 +135,8 @@ def _flock(file: int, fcntl: ModuleType) -> None:
     until = time.monotonic() + LOOK_S
     while True:
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             if _read(file) is not None or time.monotonic() > until:
                 raise

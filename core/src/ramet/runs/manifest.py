@@ -36,6 +36,7 @@ from ramet.io.atomic import write_file
 from ramet.plugins import OBJECTS, load_plugins
 from ramet.plugins.plugin_code import code_hash, object_hash
 
+MANIFEST = "manifest.json"
 FORMAT = 1
 PACKAGES = (
     "ramet", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow", "pluggy", "hydra-core", "ray",
@@ -216,7 +217,7 @@ def read_run(run: Path) -> SavedRun:
     run is decided on the command line of the user who runs it.
     """
     file = run / "config.yaml"
-    if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
+    if missing := [name for name in (file.name, MANIFEST) if not (run / name).is_file()]:
         has = f"it has no {' and no '.join(missing)}" if run.is_dir() else "no such directory"
         raise ConfigError(f"{run} is not a run directory: {has} (working directory: {Path.cwd()})")
     accept_enum_values()
@@ -229,7 +230,7 @@ def read_run(run: Path) -> SavedRun:
         model.trust_remote_code = False
     except BROKEN_CONFIG as error:
         raise ConfigError(f"{file}: not the configuration of a run: {error}") from error
-    manifest = read_manifest(run / "manifest.json")
+    manifest = read_manifest(run / MANIFEST)
     for name in ("path", "tokenizer"):  # names from the environment have no commit in the file
         if commit := manifest.hub.get(f"model.{name}"):
             setattr(model, name, _at_commit(getattr(model, name), commit))

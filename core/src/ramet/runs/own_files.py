@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ramet.errors import ConfigError
-from ramet.runs.manifest import read_manifest
+from ramet.runs.manifest import MANIFEST, read_manifest
 
-LOCK, MANIFEST = "LOCK", "manifest.json"
+LOCK = "LOCK"
 FOLDERS = ("rollouts", "checkpoints")
 SERVICES = "services"  # of components, which start before the manifest is written
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`

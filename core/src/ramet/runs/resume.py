@@ -19,7 +19,7 @@ from ramet.config.gone import GONE, NOTHING_SAID, carried
 from ramet.config.keys import resume_of
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.runs.manifest import BROKEN_CONFIG, DataRecord, Manifest, PluginRecord, read_config, read_manifest
+from ramet.runs.manifest import BROKEN_CONFIG, MANIFEST, DataRecord, Manifest, PluginRecord, read_config, read_manifest
 from ramet.runs.own_files import has_saved
 from ramet.types.option import Resume
 
@@ -46,7 +46,7 @@ class RunState:
         except BROKEN_CONFIG as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{file}: cannot be read: {reason}") from error
-        manifest = read_manifest(run / "manifest.json")
+        manifest = read_manifest(run / MANIFEST)
         return cls(config=config, manifest=manifest, saved=has_saved(run, manifest.job))
 
 

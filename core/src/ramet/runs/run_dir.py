@@ -21,7 +21,7 @@ from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.io.os_errors import os_error_text
 from ramet.runs.lock import RunLock
-from ramet.runs.manifest import Manifest, now, read_manifest, write_manifest
+from ramet.runs.manifest import MANIFEST, Manifest, now, read_manifest, write_manifest
 from ramet.runs.own_files import check_run_folder, remove_torn
 from ramet.runs.resume import RunState, changes, check_resume
 
@@ -46,7 +46,7 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.log = path / RUN_LOG
         self.services = path / "services"  # made when a component first asks for a folder
-        self._manifest_path = path / "manifest.json"
+        self._manifest_path = path / MANIFEST
         self._lock = RunLock(path / "LOCK")
         self._manifest: Manifest | None = None
 

@@ -88,8 +88,14 @@ def _saves(config: Config, steps: int | None) -> bool:
 
 
 def _kept(config: Config, steps: int | None) -> int:
-    """Checkpoints that are there at the end: the newest ones, and with held-out rows the best."""
-    return KEPT + config.sft.holds_out if _saves(config, steps) else 0
+    """Checkpoints that are there at the end, at most: the newest ones, and with held-out rows the best."""
+    if not _saves(config, steps):
+        return 0
+    options, kept = config.sft.trainer_options(), KEPT + config.sft.holds_out
+    every = options["save_steps"]
+    if config.sft.holds_out:
+        every = min(every, options["eval_steps"] or 1)
+    return kept if steps is None else min(kept, -(-steps // every))
 
 
 def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:

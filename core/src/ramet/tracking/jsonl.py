@@ -10,15 +10,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import append_line, cut_torn_end
 
 logger = logging.getLogger(__name__)
 NAME = "metrics.jsonl"
+T = TypeVar("T")
 Curve = tuple[list[float], list[float]]  # steps, values
 _RESERVED = ("step", "time")
 
@@ -86,6 +88,13 @@ def curves_of(entries: Iterable[MetricLine]) -> dict[str, Curve]:
         name: ([float(step) for step in sorted(values[name])], [values[name][step] for step in sorted(values[name])])
         for name in sorted(values)
     }
+
+
+def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
+    """Return `most` of the items, evenly spaced from the first to the last."""
+    if len(items) <= most or most < 2:
+        return list(items[:most])
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _written(value: float) -> float | int | str:

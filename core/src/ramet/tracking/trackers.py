@@ -20,7 +20,7 @@ from ramet.config.sections import OWN_TRACKERS
 from ramet.errors import ConfigError, MissingHere, PluginError, raise_all
 from ramet.io.os_errors import os_error_text
 from ramet.plugins.extensions import TRACKERS, extension
-from ramet.runs.manifest import read_manifest
+from ramet.runs.manifest import MANIFEST, read_manifest
 from ramet.runs.stopped import OK, exit_code_of
 from ramet.tracking import tensorboard, wandb
 from ramet.tracking.background import CLOSE_S, BackgroundTracker
@@ -102,7 +102,7 @@ def tracker_folders(config: Config) -> list[str]:
 @contextmanager
 def open_trackers(config: Config, folder: Path, total_steps: int) -> Iterator[Trackers]:
     """The configured trackers of the run in `folder`, closed with the exit code of what ends the block."""
-    manifest = read_manifest(folder / "manifest.json")
+    manifest = read_manifest(folder / MANIFEST)
     run = TrackedRun(folder=folder, total_steps=total_steps, job=manifest.job, id=manifest.id)
     trackers, exit_code = make_trackers(config, run), OK
     try:

@@ -27,7 +27,7 @@ from ramet.doctor.reading import (
     trend,
 )
 from ramet.errors import ConfigError
-from ramet.runs.manifest import read_manifest
+from ramet.runs.manifest import MANIFEST, read_manifest
 from ramet.types import Finding, RecordedGroup, Severity, StoredRun
 
 MARKUP = re.compile(r"</?answer>|<\|[^|<>]*\|>|</s>")
@@ -286,7 +286,7 @@ def _drop(values: list[float]) -> float:
 def valid_rollouts(run: StoredRun) -> int:
     """Return how many rollouts a validation has."""
     try:
-        tasks = read_manifest(run.folder / "manifest.json").data["valid"].tasks
+        tasks = read_manifest(run.folder / MANIFEST).data["valid"].tasks
     except (ConfigError, OSError, KeyError):
         tasks = t.VALID_TASKS
     return max(1, tasks * int(number(run, "train.eval_k", 1)))

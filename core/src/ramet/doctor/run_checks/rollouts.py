@@ -11,7 +11,7 @@ from ramet.config.secrets import hide
 from ramet.doctor import thresholds as t
 from ramet.doctor.reading import all_played, finding, groups_of, mean, number, percent, played, quoted, severity
 from ramet.errors import ConfigError
-from ramet.runs.manifest import read_manifest
+from ramet.runs.manifest import MANIFEST, read_manifest
 from ramet.runs.run_dir import RUN_LOG
 from ramet.types import Finding, Severity, StoredRun
 
@@ -55,7 +55,7 @@ def _fix(where: str) -> str:
 def ended(run: StoredRun) -> Iterator[Finding]:
     """The last process of the run ended with an error."""
     try:
-        attempts = read_manifest(run.folder / "manifest.json").attempts
+        attempts = read_manifest(run.folder / MANIFEST).attempts
         if not attempts or attempts[-1].status != "failed":
             return
         errors = [line for line in _last_lines(run.folder / RUN_LOG) if " ERROR " in line]
