@@ -124,7 +124,7 @@ def test_a_run_is_summed_up_in_sentences(tmp_path: Path) -> None:
 
 def test_the_highest_validation_is_a_finite_one(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
-    for step, value in enumerate((0.1, math.nan, 0.4, 0.3)):
+    for step, value in enumerate((math.nan, 0.1, 0.4, 0.3)):
         tracker.log(step, {"valid/reward": value})
     assert dict(overview(tmp_path)["in_short"])["validation"].endswith("; highest 0.400 after step 2")
 
