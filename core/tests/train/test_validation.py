@@ -306,8 +306,8 @@ def test_unknown_benchmarks_and_splits_and_options_without_effect_are_errors(
         "benchmark:by_step: write benchmark:NAME/SPLIT, as in benchmark:gsm8k/train",
     ]
     assert problems("benchmarks=[by_step]") == [
-        "benchmarks: `ramet train` reads the benchmarks that data.train or data.valid name, and by_step is none of "
-        "them; name it, as in data.valid=[benchmark:by_step/test], or leave the key out"
+        "benchmarks: `ramet train` reads the benchmarks that data.train or data.valid name, and by_step is not "
+        "one of them; name it, as in data.valid=[benchmark:by_step/test], or leave the key out"
     ]
     named = ["benchmarks=[by_step]", "data.train=[benchmark:by_step/train]"]
     assert [problem.split()[0] for problem in problems(*named, "evaluate.k=3", "run.out=x")] == [
