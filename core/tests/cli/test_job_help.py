@@ -69,8 +69,8 @@ def test_a_key_shows_its_type_range_default_and_other_names(capsys: pytest.Captu
     assert facts["type"] == "float" and facts["allowed"] == "at least 0" and facts["default"] == "1e-06"
     assert "learning_rate" in page
     assert printed(capsys, "train", "--help", "tools.python.retries").startswith("tools.python.retries=2\n")
-    page = printed(capsys, "train", "tools=[python]", "tools.python.retries=5", "--help", "tools.python.retries")
-    assert page.startswith("tools.python.retries=5\n")
+    page = printed(capsys, "train", "tools=[mcp]", "tools.mcp.retries=5", "--help", "tools.mcp.retries")
+    assert page.startswith("tools.mcp.retries=5\n")
 
 
 def test_an_option_of_a_component_that_is_not_chosen_has_its_own_default(capsys: pytest.CaptureFixture[str]):
