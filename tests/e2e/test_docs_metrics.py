@@ -29,6 +29,7 @@ OPEN = (
     "eval",
 )  # areas where a run gives names; `train/NAME`: plugins alone
 PREFIXES = {"tool/{}"}  # of names, and no names
+MEASURED = ("valid/", "eval/")
 PASSES = "{}/pass@{}"  # what `BenchmarkResult.means` says besides each metric
 TESTING = ROOT / "core/src/ramet/testing"  # doubles, which no run has
 
@@ -43,7 +44,8 @@ def in_source() -> set[str]:
     found = all_texts()
     names = {text for text in found if NAME.fullmatch(text)}
     if PASSES in found:
-        names |= {f"{name.removesuffix(HOLE)}{PASSES}" for name in names if name.endswith(f"/{HOLE}/{HOLE}")}
+        measured = {name for name in names if name.startswith(MEASURED) and name.endswith(f"/{HOLE}/{HOLE}")}
+        names |= {f"{name.removesuffix(HOLE)}{PASSES}" for name in measured}
     return names
 
 
