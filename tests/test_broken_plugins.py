@@ -350,7 +350,7 @@ def register_rewards(register):
     assert (listed["broken"], listed["unusable"]) == (None, {"rewards.untyped": reason})
     table, page = workspace.ramet("plugins").stdout, workspace.ramet("train", "--help", "rewards").stdout
     assert f"rewards: untyped; UNUSABLE rewards.untyped: {reason}\n" in table
-    assert f" rewards=[untyped] — odd (dist-odd); UNUSABLE: {reason} " in " ".join(page.split())
+    assert f" rewards=[untyped] — odd (dist-odd); UNUSABLE: {reason}" in " ".join(page.split())
     healthy, selecting = compose(workspace), compose(workspace, "rewards=[untyped]")
     assert healthy.returncode == 0, healthy.stderr
     assert selecting.returncode == 1

@@ -104,8 +104,8 @@ def test_trackers_that_hang_or_raise_neither_stop_a_run_nor_change_it(workspace,
     made = [note for note in notes(bad) if note[0] == "made"]
     assert len(made) == 3 and made[0][1] == "train" and made[0][2] == read_manifest(bad / "manifest.json").id
     said = sorted(r.getMessage() for r in caplog.records if r.name == "ramet.tracking.background")
-    starts = ["tracker hangs: of 3 calls 1 ", "tracker hangs_made: of 3 calls 3 ", "tracker raises failed, ",
-              "tracker raises: of 3 calls 2 "]  # fmt: skip
+    starts = ["tracker hangs: 1 of 3 calls ", "tracker hangs_made: 3 of 3 calls ", "tracker raises failed, ",
+              "tracker raises: 2 of 3 calls "]  # fmt: skip
     assert [line[: len(start)] for line, start in zip(said, starts, strict=True)] == starts
     assert said[2].endswith(": ConnectionError('no route to host') (faulty_trackers.py:46)")
 

@@ -32,8 +32,6 @@ from ramet.plugins.registry import DuplicateName
 from ramet.types import Rollout
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet
-    import pandas
-
     from ramet.config.resolved import Resolved
     from ramet.evaluate.evaluation import EvaluateResult
     from ramet.sft.job import SftResult
@@ -199,7 +197,7 @@ def runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
     return [summary.row() for summary in list_runs(Path(folder))]
 
 
-def frame(rows: Iterable[Mapping[str, Any] | RecordedRollout]) -> pandas.DataFrame:
+def frame(rows: Iterable[Mapping[str, Any] | RecordedRollout]) -> Any:
     """Return a pandas data frame of rows, or of what `rollouts` yields. Raises `ConfigError` if pandas is missing."""
     try:
         data_frame = importlib.import_module("pandas").DataFrame

@@ -265,7 +265,9 @@ def test_what_two_ranks_cannot_do_is_refused(ranks: OnRanks, make_spec: MakeSpec
     assert all(
         "policy.offload=all: moves GPU memory" in text for text in ranks("construct", make_spec(offload=Offload.ALL))
     )
-    assert all("policy_workers=2 is not a multiple" in text for text in ranks("construct", make_spec(sequence_parallel=3)))
+    assert all(
+        "policy_workers=2 is not a multiple" in text for text in ranks("construct", make_spec(sequence_parallel=3))
+    )
 
 
 def test_two_ranks_export_the_folder_that_one_would(
