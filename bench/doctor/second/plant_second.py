@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = Path(os.environ.get("SECOND_ROOT", "/tmp/second"))
-SEARCH = Path(os.environ.get("SECOND_SEARCH", "/tmp/plant/search/quickstart_search-inputs"))
-PYTHON = Path(os.environ.get("SECOND_PYTHON", "/tmp/plant/python/quickstart-inputs"))
+ROOT = Path(os.environ["SECOND_ROOT"])
+SEARCH = Path(os.environ["SECOND_SEARCH"])
+PYTHON = Path(os.environ["SECOND_PYTHON"])
 TRAINED = Path(os.environ.get("SECOND_TRAINED", SEARCH.parent / "quickstart_search/model"))  # SEARCH's, after 6 steps
 DATA = ROOT / "data"
 

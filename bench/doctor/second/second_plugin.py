@@ -11,7 +11,7 @@ from ramet import InfraError, Register, Reward, Rollout, Tool, function_tool, ho
 
 ramet_contract = "1"
 
-CORPUS = Path(os.environ.get("SECOND_CORPUS", "/tmp/plant/search/quickstart_search-inputs/data/corpus.jsonl"))
+CORPUS = Path(os.environ["SECOND_CORPUS"])
 
 
 def pages(most: int | None = None) -> dict[str, str]:
