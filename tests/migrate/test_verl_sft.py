@@ -136,7 +136,8 @@ def test_sft_beside_rl_and_odd_values_are_said(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "run.sh").write_text(script)
     assert main(["migrate", "verl", str(tmp_path / "run.sh"), "--out", str(tmp_path / "made.yaml")]) == 0
     assert "launches verl's SFT trainer too, which was not read" in capsys.readouterr().out
-    launch = ["model.path=m", "data.messages_key=messages", "optim.betas=0.9"]
+    launch = ["model.path=m", "data.messages_key=messages", "optim.betas=0.9", "engine.dtype=float32"]
     assert main(["migrate", "verl", "--out", str(tmp_path / "sft.yaml"), "--", *launch]) == 0
     said = capsys.readouterr().out
     assert "no data is named: set sft.data=[FILE]" in said and "not two numbers: set sft.trainer.adam_beta2" in said
+    assert "dtype: float32" in (tmp_path / "sft.yaml").read_text()

@@ -14,6 +14,7 @@ from ramet.errors import ConfigError
 from ramet.migrate.shell import ShellCommand, project_of, read_script
 from ramet.migrate.shell_values import UNKNOWN
 from ramet.migrate.translation import Settings
+from ramet.migrate.verl_sft import OF_ENGINES
 
 OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w/-]*(\.[\w/-]+)+=.*|~[\w./-]+(=.*)?", re.DOTALL)
 TRAINER = re.compile(r"\bmain_(ppo|dapo)\b|\bverl\.trainer\b")
@@ -32,7 +33,7 @@ OF_VERL = (
 )  # its own config files, whose values the table knows
 CHOSEN = "it chooses a file of verl's own, whose keys are translated as far as the launch sets them"
 NOT_RUN = "its value is known only when the script runs: an argument of it, or the output of a program"
-OF_SFT = ("model.partial_pretrain", "model.path", "data.messages_key")  # keys that main_ppo does not have
+OF_SFT = ("model.partial_pretrain", *OF_ENGINES)  # keys that main_ppo does not have
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 NO_KEY = "not a key=value of a section"
 

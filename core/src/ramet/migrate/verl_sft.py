@@ -50,8 +50,9 @@ def _model(made: Translation) -> None:
         made.adapter_scale("model.lora_alpha", rank)
         if made.get("model.target_modules") in (None, "all-linear"):
             made.same("model.target_modules", why="every linear layer has an adapter")
-    kept = next(filter(made.has, ("engine.model_dtype", "engine.dtype")), "model.fsdp_config.model_dtype")
-    made.set("model.dtype", "bfloat16", kept)  # of the products; weights that are trained are float32 in both
+    key = next(filter(made.has, ("engine.dtype", "engine.model_dtype")), "model.fsdp_config.model_dtype")
+    is_full = key == "engine.dtype" and made.get(key) in ("float32", "fp32")
+    made.set("model.dtype", "float32" if is_full else "bfloat16", key)  # of the products; trained weights are float32
 
 
 def _devices(made: Translation, processes: int | None) -> None:
