@@ -213,7 +213,7 @@ def _search(word: str, page: _Page) -> Iterator[str]:
     if not found:
         raise ConfigError(_unknown(word, page))
     alike: dict[tuple[str, str], list[KeyHelp]] = {}
-    for key in RepeatedKeys().split(found)[0]:
+    for key in found:
         alike.setdefault((key.key.rpartition(".")[2], key.text), []).append(key)
     for first, *others in alike.values():
         in_key = f"{first.component}." in first.key  # as in tools.python.params.slots

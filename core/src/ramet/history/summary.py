@@ -267,9 +267,9 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def _changed(folder: Path, manifest: Manifest) -> float:
-    ended = manifest.attempts[-1].ended if manifest.attempts else None
-    if ended is not None:
-        return datetime.fromisoformat(ended).timestamp()
+    ended_at = manifest.attempts[-1].ended if manifest.attempts else None
+    if ended_at is not None:
+        return datetime.fromisoformat(ended_at).timestamp()
     return max(_times(folder, FILES), default=0.0)
 
 
