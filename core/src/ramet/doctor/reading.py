@@ -35,12 +35,12 @@ class Seen:
         return self.group.ref(self.rollout.id)
 
 
-def played(run: StoredRun) -> list[Seen]:
+def unmasked(run: StoredRun) -> list[Seen]:
     """Return the recorded rollouts of training steps, or of the evaluation; masked ones are left out."""
-    return [seen for seen in all_played(run) if seen.rollout.valid]
+    return [seen for seen in all_rollouts(run) if seen.rollout.valid]
 
 
-def all_played(run: StoredRun) -> list[Seen]:
+def all_rollouts(run: StoredRun) -> list[Seen]:
     return [Seen(group, rollout) for group in groups_of(run) for rollout in group.group.rollouts]
 
 
@@ -68,7 +68,7 @@ def finite(run: StoredRun, name: str) -> list[float]:
 
 
 def number(run: StoredRun, key: str, default: float = 0.0) -> float:
-    """Return the value of a key; `default` where it is no finite number, as `${oc.env:LR}` of a variable."""
+    """Return the value of a key; `default` where it is not a finite number, as `${oc.env:LR}` of a variable."""
     try:
         value = float(run.option(key, default))
     except (TypeError, ValueError, OverflowError):

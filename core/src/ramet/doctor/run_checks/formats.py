@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import Seen, by_step, finding, finite, mean, percent, played, quoted, severity, shown
+from ramet.doctor.reading import Seen, by_step, finding, finite, mean, percent, quoted, severity, shown, unmasked
 from ramet.types import Finding, SegmentKind, Severity, StopReason, StoredRun
 
 # Calls as chat templates and agents write them. The time of each pattern grows with the text's length alone.
@@ -30,9 +30,9 @@ def other_form(run: StoredRun) -> Iterator[Finding]:
     step = run.option("rollout_step.name", "tags")
     if step not in OWN_FORMS:
         return
-    unread = {one.ref: (one, form) for one in played(run) if (form := _unread_form(run, one, step)) is not None}
+    unread = {one.ref: (one, form) for one in unmasked(run) if (form := _unread_form(run, one, step)) is not None}
     seen = [one for one, _ in unread.values()]
-    n = len(played(run))
+    n = len(unmasked(run))
     level = severity(len(seen) / max(n, 1), t.FORM_LOOK, t.FORM_WRONG)
     if level is None or n < t.FEWEST_ROLLOUTS:
         return
@@ -96,7 +96,7 @@ def _names(run: StoredRun, step: str) -> frozenset[str]:
 
 def no_format(run: StoredRun) -> Iterator[Finding]:
     """Rollouts end without an answer, or show no mark of the format."""
-    seen = played(run)
+    seen = unmasked(run)
     if len(seen) < t.FEWEST_ROLLOUTS or run.option("rollout_step.name", "tags") not in OWN_FORMS:
         return
     entropy = finite(run, "rollout/entropy")
@@ -144,7 +144,7 @@ def cut(run: StoredRun) -> Iterator[Finding]:
         StopReason.TURN_LIMIT: "rollout.max_turns",
         StopReason.CALL_LIMIT: "rollout.max_tool_calls",
     }
-    seen = played(run)
+    seen = unmasked(run)
     shares = {stop: mean(run.values(f"rollout/stop/{stop}")) or _share(seen, stop) for stop in keys}
     stop = max(shares, key=lambda reason: shares[reason])
     level = severity(shares[stop], t.CUT_LOOK, t.CUT_WRONG)

@@ -19,12 +19,12 @@ from ramet.doctor.reading import (
     mean,
     number,
     percent,
-    played,
     quoted,
     rises,
     severity,
     thirds,
     trend,
+    unmasked,
 )
 from ramet.errors import ConfigError
 from ramet.runs.manifest import MANIFEST, read_manifest
@@ -90,7 +90,7 @@ def _unpaid(run: StoredRun) -> tuple[list[Seen], list[Seen], list[Seen]]:
     """The rollouts with a right answer; those of them that earn nothing and that no reward takes for right; those that
     earn nothing and that one does. Lists of under 5 % of all rollouts are empty.
     """
-    seen = [one for one in played(run) if one.reward is not None and one.rollout.task.answer]
+    seen = [one for one in unmasked(run) if one.reward is not None and one.rollout.task.answer]
     right = [one for one in seen if _is_right(one)]
     most, best = max((one.reward or 0.0 for one in seen), default=0.0), _best_of_judges(seen, right)
     little = [one for one in right if (one.reward or 0.0) <= max(0.0, most / 4)]
@@ -208,7 +208,7 @@ def _mean_reward(group: RecordedGroup) -> float:
 
 def dead_part(run: StoredRun) -> Iterator[Finding]:
     """One of several rewards gives 0 to every rollout."""
-    seen = [one for one in played(run) if one.reward is not None]
+    seen = [one for one in unmasked(run) if one.reward is not None]
     names = sorted({name for one in seen for name in one.score.parts if "/" not in name})
     for name in names:
         values = [one.score.parts[name] for one in seen if name in one.score.parts]
@@ -256,7 +256,7 @@ def one_part(run: StoredRun) -> Iterator[Finding]:
         f"{REWARD} rises from {first:.3f} to {last:.3f} while {fell}{carried}",
         "what training rewards is not what is wanted: rewards.NAME.weight, rewards.NAME.combine=multiply, or another "
         "reward; train.keep_best=valid/reward keeps the best checkpoint",
-        sorted(played(run)[-64:], key=lambda one: -(one.reward or 0.0)),
+        sorted(unmasked(run)[-64:], key=lambda one: -(one.reward or 0.0)),
     )
 
 

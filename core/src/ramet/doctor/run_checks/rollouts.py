@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ramet.config.secrets import hide
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import all_played, finding, groups_of, mean, number, percent, played, quoted, severity
+from ramet.doctor.reading import all_rollouts, finding, groups_of, mean, number, percent, quoted, severity, unmasked
 from ramet.errors import ConfigError
 from ramet.runs.manifest import MANIFEST, read_manifest
 from ramet.runs.run_dir import RUN_LOG
@@ -20,7 +20,7 @@ LOG_END = 80_000  # bytes of run.log in which the last error is looked for
 
 def masked(run: StoredRun) -> Iterator[Finding]:
     """Rollouts have no reward since something failed around the model."""
-    seen = all_played(run)
+    seen = all_rollouts(run)
     faults = [(one, one.rollout.fault) for one in seen if one.rollout.fault is not None]
     share = mean(run.values("rollout/masked_share")) or len(faults) / max(1, len(seen))
     level = severity(share, t.MASKED_LOOK, t.MASKED_WRONG)
@@ -83,7 +83,7 @@ def no_forks(run: StoredRun) -> Iterator[Finding]:
     started = mean(run.values("rollout/prefix_starts_per_group")) or 0.0
     if policy == "none" or forks is None or forks > t.FORKS_FEW or started > t.FORKS_FEW:
         return
-    if len(played(run)) < t.FEWEST_ROLLOUTS:
+    if len(unmasked(run)) < t.FEWEST_ROLLOUTS:
         return
     yield finding(
         "no-forks",
@@ -101,7 +101,7 @@ def _why(run: StoredRun) -> str:
         return f"branch_policy.params.initial_rollouts={roots:g} uses the whole rollout.group_size={size:g}"
     if (mean(run.values("rollout/tool_use")) or 0.0) <= t.TOOL_UNUSED:
         return "no tool is called, and forks are made after tool results"
-    if len([one for one in played(run) if one.rollout.tool_calls]) and not _turns_after_tools(run):
+    if len([one for one in unmasked(run) if one.rollout.tool_calls]) and not _turns_after_tools(run):
         return "no turn follows a tool result"
     rose = mean(run.values("rollout/entropy_rose_share"))
     change = mean(run.values("rollout/entropy_change_p90"))

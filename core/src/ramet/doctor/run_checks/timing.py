@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import Seen, by_step, finding, mean, percent, played
+from ramet.doctor.reading import Seen, by_step, finding, mean, percent, unmasked
 from ramet.types import Finding, Severity, StoredRun
 
 
@@ -35,7 +35,7 @@ def _in_judges(run: StoredRun, step_s: float) -> Iterator[Finding]:
 
 
 def _in_tools(run: StoredRun, step_s: float) -> Iterator[Finding]:
-    seen = played(run)
+    seen = unmasked(run)
     total = sum(_stat(one, "seconds") for one in seen)
     ran, waited = sum(_stat(one, "tool_s") for one in seen), sum(_stat(one, "tool_wait_s") for one in seen)
     if not total or (ran + waited) / total < t.TOOL_TIME:
@@ -58,8 +58,8 @@ def _in_tools(run: StoredRun, step_s: float) -> Iterator[Finding]:
 
 
 def _for_stragglers(run: StoredRun, step_s: float) -> Iterator[Finding]:
-    longest = {step: max(ones, key=lambda one: _stat(one, "seconds")) for step, ones in by_step(played(run))}
-    median = statistics.median(_stat(one, "seconds") for one in played(run)) if longest else 0.0
+    longest = {step: max(ones, key=lambda one: _stat(one, "seconds")) for step, ones in by_step(unmasked(run))}
+    median = statistics.median(_stat(one, "seconds") for one in unmasked(run)) if longest else 0.0
     most = mean([_stat(one, "seconds") for one in longest.values()]) or 0.0
     if not median or most < t.STRAGGLER_TIMES * median or most / step_s < t.STRAGGLER_SHARE:
         return

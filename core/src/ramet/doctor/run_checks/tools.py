@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ramet.doctor import thresholds as t
-from ramet.doctor.reading import Seen, finding, mean, number, percent, played, quoted, rises, severity
+from ramet.doctor.reading import Seen, finding, mean, number, percent, quoted, rises, severity, unmasked
 from ramet.types import CallStatus, Finding, Severity, StoredRun, ToolRecord
 
 ERROR = re.compile(r"\s*(?:error|exception|traceback|failed)\b", re.IGNORECASE)  # as a tool's text that is one begins
@@ -16,7 +16,7 @@ ERROR = re.compile(r"\s*(?:error|exception|traceback|failed)\b", re.IGNORECASE) 
 def tool_unused(run: StoredRun) -> Iterator[Finding]:
     """The tools of the run are never called."""
     names = list(run.option("tools", {}))
-    seen = played(run)
+    seen = unmasked(run)
     share = mean(run.values("rollout/tool_use"))
     share = _share_that_calls(seen) if share is None else share
     if not names or share > t.TOOL_UNUSED or len(seen) < t.FEWEST_ROLLOUTS:
@@ -90,7 +90,7 @@ def tool_cut(run: StoredRun) -> Iterator[Finding]:
 def _calls(run: StoredRun) -> dict[str, list[tuple[Seen, ToolRecord]]]:
     """The calls of each tool, those of forks' parents once."""
     calls: dict[str, list[tuple[Seen, ToolRecord]]] = {}
-    for one in played(run):
+    for one in unmasked(run):
         for call in one.rollout.tool_calls:
             if call.turn >= one.rollout.first_turn:
                 calls.setdefault(call.name, []).append((one, call))
