@@ -79,8 +79,9 @@ def run_compare(arguments: Sequence[str]) -> int:
 
 
 def _kind(paths: Sequence[Path]) -> str:
-    """The job whose runs these are: `train`, `sft` or `eval`. Raises `ConfigError` for what is no run, and if they are
-    of several jobs.
+    """The job whose runs these are: `train`, `sft` or `eval`.
+
+    Raises `ConfigError` for what is not a run, and for runs of several jobs.
     """
     kinds = {path: "eval" if path.is_file() else kind_of(run_folder(path)) for path in paths}
     if empty := [str(path) for path, kind in kinds.items() if not kind]:

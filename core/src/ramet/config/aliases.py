@@ -17,7 +17,7 @@ from ramet.config.sections import COMPONENTS
 from ramet.plugins import load_plugins
 from ramet.plugins.registry import Registry
 
-# Sections of others that only look like one of ours: a key in them is no slip of the keyboard.
+# Sections of others that only look like one of ours: a key in them is not a slip of the keyboard.
 FOREIGN_SECTIONS = frozenset({"actor_rollout_ref", "trainer", "critic", "custom_reward_function", "reward_model"})
 COMPONENT_SECTIONS = frozenset(group.name for group in COMPONENTS)
 

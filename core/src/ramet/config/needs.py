@@ -55,5 +55,5 @@ def _is_installed(name: str) -> bool:
         distribution(name)
     except PackageNotFoundError:
         spec = find_spec(name.replace("-", "_").replace(".", "_"))
-        return spec is not None and spec.origin is not None  # a folder of that name is no package
+        return spec is not None and spec.origin is not None  # a folder of that name is not a package
     return True

@@ -87,7 +87,7 @@ def _no_boolean(config: DictConfig, key: str, value: Any) -> str | None:
 
 
 def _meant(config: DictConfig, setting: Setting) -> Any:
-    """A key that takes a text takes what was typed: `run.name=1e3` is no number, `run.name=no` no boolean.
+    """A key that takes a text takes what was typed: `run.name=1e3` is not a number, `run.name=no` not a boolean.
 
     One text for a key that takes a list of them is a list of one: `data.train=tasks.jsonl`.
     """

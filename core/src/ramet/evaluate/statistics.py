@@ -149,7 +149,7 @@ def over_tasks(values: Sequence[float]) -> Estimate:
 def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile: |t| stays below it with probability `confidence`. Found by bisection.
 
-    `scipy.stats.t.ppf` gives the same, but nothing else here needs scipy, and one quantile is no reason to install it.
+    `scipy.stats.t.ppf` gives the same, but nothing else here needs scipy.
     """
     low, high = 0.0, 1e4
     if freedom > 10000:  # equal to three decimals there

@@ -73,7 +73,7 @@ def sweep_cells(
 ) -> TextTable:
     """Results files beside each other, each with its name: the rows of `results_cells` by benchmark.
 
-    `title`: for results that are no points of a sweep; `first`: the title of the first column.
+    `title`: for results that are not points of a sweep; `first`: the title of the first column.
     """
     rows = [
         (result["name"], [name, *_result_row(result, metric)])

@@ -74,7 +74,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The table of one kind of training. A call of `log` without `main` is no step of it."""
+    """The table of one kind of training. A call of `log` without `main` is not a step of it."""
 
     main: str  # the metric that is in every step
     higher_is_better: bool

@@ -53,7 +53,7 @@ class RunLog(logging.Handler):
         self.add(record.levelname, harmless(self.format(record)), record.created)
 
     def add(self, level: str, text: str, when: float | None = None) -> None:
-        """One line that is no log record. `when`: seconds since 1970; None: now."""
+        """One line that is not a log record. `when`: seconds since 1970; None: now."""
         moment = datetime.now() if when is None else datetime.fromtimestamp(when)
         first, *rest = text.split("\n")
         lines = [f"{moment:%Y-%m-%d %H:%M:%S} {level:<7} {first}", *(f"  {line}" for line in rest)]
