@@ -16,12 +16,11 @@ def test_every_preset_names_its_paper_its_difference_and_its_use():
     assert all("arXiv" in preset.paper for preset in listed)
 
 
-def test_the_list_has_presets_of_plugins_and_begins_with_grpo(capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("ramet_arpo")
+def test_the_list_begins_with_grpo_and_fits_a_screen(capsys: pytest.CaptureFixture[str]):
     assert main(["algorithms"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("algorithm=grpo  — ramet\n  paper    DeepSeekMath, arXiv 2402.03300\n")
-    assert "\nalgorithm=arpo  — arpo\n" in out
+    assert "\nalgorithm=dapo  — ramet\n" in out
     assert max(map(len, out.splitlines())) <= 100
 
 

@@ -22,7 +22,7 @@ FILE = "a file of settings is"
         (["train", "--bogus"], "unrecognized arguments: --bogus; see `ramet train --help`"),
         (["train", "--config", "my.yaml"], f"--config: {FILE} chosen as experiment=NAME"),
         (["train", "config.yaml"], f"cannot read 'config.yaml': {FILE} an experiment"),
-        (["train", "arpo"], "cannot read 'arpo': write algorithm=arpo"),
+        (["train", "dapo"], "cannot read 'dapo': write algorithm=dapo"),
         (["train", "engine=sglang"], "engine: no 'sglang'. engine=openai measures a model behind such a server"),
         (["train", "cluster=slurm"], "cluster: no 'slurm'. cluster=ray connects processes"),
         (["train", "trackers=[mlflow]"], "no tracker 'mlflow'. wandb, tensorboard and jsonl"),
@@ -34,7 +34,5 @@ FILE = "a file of settings is"
 def test_what_other_systems_call_so_is_answered_with_what_serves_here(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ):
-    if "arpo" in arguments:
-        pytest.importorskip("ramet_arpo")
     assert main(arguments) == 1
     assert hint in capsys.readouterr().err
