@@ -48,6 +48,7 @@ def batch_of(shape: tuple[int, int], *, tools: bool, seed: int) -> AdvantageInpu
         mask=mask,
         group_ids=torch.arange(n),
         turn_ids=zeros.long(),
+        thread_ids=zeros.long(),
         node_ids=torch.arange(n * length).view(n, length),
         parent=torch.full((n,), -1),
         fork_position=torch.zeros(n, dtype=torch.int64),

@@ -114,6 +114,7 @@ def advantage_inputs(given: dict[str, Any], groups: list[str], values: Tensor | 
         mask=mask,
         group_ids=torch.tensor([names.index(name) for name in groups]),
         turn_ids=tokens.long(),
+        thread_ids=tokens.long(),
         node_ids=torch.arange(tokens.numel()).view(tokens.shape),
         parent=torch.full((rows,), -1),
         fork_position=torch.zeros(rows, dtype=torch.int64),
@@ -194,6 +195,7 @@ def loss_inputs(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor)
         advantages=advantages.flatten(),
         mask=mask.flatten(),
         sequence_ids=sequence_ids(mask),
+        rollout_ids=sequence_ids(mask),
         group_ids=none,
         turn_ids=none,
         policy_versions=none,
@@ -205,7 +207,7 @@ def sequence_ids(mask: Tensor) -> Tensor:
 
 
 def aggregated(per_token: Tensor, mask: Tensor, mode: str) -> Tensor:
-    counts = TokenCounts(tokens=int(mask.sum()), sequences=len(mask), max_tokens=mask.shape[1])
+    counts = TokenCounts(tokens=int(mask.sum()), rollouts=len(mask), max_tokens=mask.shape[1])
     return aggregate(
         per_token,
         token_weights(LossAggregation(AGGREGATIONS.get(mode, mode)), mask.flatten(), sequence_ids(mask), counts),

@@ -15,7 +15,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, TokenCounts]:
     positions = torch.cat([torch.arange(n) for n in LENGTHS])
     sequences = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     mask = positions != 1
-    return torch.arange(11.0), mask, sequences, TokenCounts(tokens=int(mask.sum()), sequences=4, max_tokens=10)
+    return torch.arange(11.0), mask, sequences, TokenCounts(tokens=int(mask.sum()), rollouts=4, max_tokens=10)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_stands_outside_the_mask_counts_nothing(mode: LossAggregation) -> N
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sequence_without_trained_tokens_is_finite(mode: LossAggregation) -> None:
     mask = torch.tensor([True, False, False])
-    counts = TokenCounts(tokens=1, sequences=2, max_tokens=2)
+    counts = TokenCounts(tokens=1, rollouts=2, max_tokens=2)
     weights = token_weights(mode, mask, torch.tensor([0, 1, 1]), counts)
     assert weights.isfinite().all()
     assert weights[1:].tolist() == [0.0, 0.0]

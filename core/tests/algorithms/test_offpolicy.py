@@ -25,7 +25,7 @@ def tokens() -> Tokens:
             advantages=torch.tensor(given.get("advantages", [1.0] * n)),
             mask=torch.tensor(given.get("mask", [1.0] * n)).bool(),
             sequence_ids=torch.tensor(given.get("sequences", [0.0] * n)).long(),
-            **{name: torch.zeros(n).long() for name in ("group_ids", "turn_ids", "policy_versions")},
+            **{name: torch.zeros(n).long() for name in ("rollout_ids", "group_ids", "turn_ids", "policy_versions")},
         )
 
     return build

@@ -125,15 +125,15 @@ def test_whole_groups_are_drawn_where_there_are_enough(make_tree_rows: MakeRows)
     rows = make_tree_rows(4)
     for minibatches in (1, 2, 4):
         train = TrainConfig(minibatches=minibatches, epochs=2)
-        order = drawn_rows(rows, train, seed=1, step=3, whole_groups=True)
+        order = drawn_rows(TrainBatch(rows=rows), train, seed=1, step=3, whole_groups=True)
         assert len(order) == 2 * minibatches
         groups = groups_of(rows)
         for chosen in order:
             assert all(set(group) <= set(chosen) or not set(group) & set(chosen) for group in groups)
         assert sorted(chain(*order[:minibatches])) == list(range(len(rows)))
     many = TrainConfig(minibatches=8)
-    assert drawn_rows(rows, many, seed=1, step=3, whole_groups=True) == drawn_rows(
-        rows, many, seed=1, step=3, whole_groups=False
+    assert drawn_rows(TrainBatch(rows=rows), many, seed=1, step=3, whole_groups=True) == drawn_rows(
+        TrainBatch(rows=rows), many, seed=1, step=3, whole_groups=False
     )
 
 

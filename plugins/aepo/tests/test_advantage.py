@@ -28,6 +28,7 @@ def batch(rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 3.0)) -> AdvantageInputs:
         mask=MASK,
         group_ids=torch.tensor([7, 7, 2, 2]),
         turn_ids=torch.zeros(4, 3, dtype=torch.int64),
+        thread_ids=torch.zeros(4, 3, dtype=torch.int64),
         node_ids=torch.arange(12).view(4, 3),
         parent=torch.full((4,), -1),
         fork_position=torch.zeros(4, dtype=torch.int64),

@@ -28,6 +28,7 @@ def batch(log_ratios: list[float], advantages: list[float], entropies: list[floa
         advantages=torch.tensor(advantages, dtype=torch.float64),
         mask=torch.ones(len(log_ratios), dtype=torch.bool),
         sequence_ids=zeros.long(),
+        rollout_ids=zeros.long(),
         group_ids=zeros.long(),
         turn_ids=zeros.long(),
         policy_versions=zeros.long(),

@@ -28,6 +28,7 @@ def batch(rewards: tuple[float, ...] = (1.0, 0.0, 0.5)) -> AdvantageInputs:
         mask=MASK,
         group_ids=torch.zeros(3, dtype=torch.int64),
         turn_ids=torch.zeros(3, 4, dtype=torch.int64),
+        thread_ids=torch.zeros(3, 4, dtype=torch.int64),
         node_ids=NODES,
         parent=torch.tensor([-1, 0, -1]),
         fork_position=torch.tensor([0, 3, 0]),

@@ -22,6 +22,7 @@ def inputs(entropies: torch.Tensor | None) -> AdvantageInputs:
         mask=torch.tensor([[True, True, False], [False, True, False]]),
         group_ids=torch.zeros(2, dtype=torch.int64),
         turn_ids=zeros.long(),
+        thread_ids=zeros.long(),
         node_ids=torch.arange(6).view(2, 3),
         parent=torch.full((2,), -1),
         fork_position=torch.zeros(2, dtype=torch.int64),

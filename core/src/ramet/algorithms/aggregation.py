@@ -19,20 +19,26 @@ class TokenCounts:
     """Denominators of one optimiser step, over all of its rows, micro-batches and ranks."""
 
     tokens: float  # trained, each counted by its weight
-    sequences: int
+    rollouts: int
     max_tokens: int  # the constant of the `…-sum-norm` modes: the limit on a response, not the longest one seen
 
 
 def token_weights(
-    mode: LossAggregation, mask: Tensor, sequence_ids: Tensor, counts: TokenCounts, given: Tensor | None = None
+    mode: LossAggregation,
+    mask: Tensor,
+    rollout_ids: Tensor,
+    counts: TokenCounts,
+    given: Tensor | None = None,
+    elsewhere: Tensor | None = None,
 ) -> Tensor:
     """`[T]` float32 weights, 0 outside the mask; the loss is `(weights * per_token).sum()` over all micro-batches.
 
     `given` `[T]`: how much a token counts, in its sequence's length too; None: 1.
 
-    Sequences must be complete within the micro-batch. `seq-mean-token-sum-norm` is the mean over sequences of their
-    sums over `max_tokens` (Dr. GRPO, arXiv 2503.20783). `token-sum-norm` divides only by that constant, as ARPO's
-    released code does under the longer name: its gradient grows with the number of sequences.
+    A sequence of the modes' names is a rollout, all of its threads. `elsewhere`, one number for each of `rollout_ids`:
+    how much of the rollout is trained in other micro-batches; None: nothing. `seq-mean-token-sum-norm` is the mean over
+    sequences of their sums over `max_tokens` (Dr. GRPO, arXiv 2503.20783). `token-sum-norm` divides only by that
+    constant, as ARPO's released code does under the longer name: its gradient grows with the number of sequences.
     """
     counted = mask.float() if given is None else torch.where(mask, given, 0.0)
     weights = counted
@@ -40,13 +46,14 @@ def token_weights(
         return weights / (counts.tokens or 1)
     if mode is LossAggregation.TOKEN_SUM_NORM:
         return weights / counts.max_tokens
-    weights = weights / max(counts.sequences, 1)
+    weights = weights / max(counts.rollouts, 1)
     if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM:
         return weights / counts.max_tokens
     if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM or not len(mask):
         return weights
-    lengths = torch.zeros(int(sequence_ids.max()) + 1, device=mask.device).index_add(0, sequence_ids, counted)
-    return weights / lengths.where(lengths > 0, 1.0)[sequence_ids]
+    lengths = torch.zeros(int(rollout_ids.max()) + 1, device=mask.device).index_add(0, rollout_ids, counted)
+    lengths = lengths if elsewhere is None else lengths + elsewhere
+    return weights / lengths.where(lengths > 0, 1.0)[rollout_ids]
 
 
 def aggregate(per_token: Tensor, weights: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Row, rows_of
+from ramet.policy.batching.threads import Threads
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.plan import RolloutPlan, RolloutRequest, check_groups
@@ -157,7 +158,7 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
     rows = rows_of(scored)
     if not any(row.n_trained for row in rows):
         raise InfraError("no sampled tokens to compare: every group has fewer than two rollouts that are not masked")
-    return rows
+    return list(Threads.of(rows).rows)
 
 
 def _show(agreement: Agreement, rows: Sequence[Row], config: Config, encoder: Encoder, threshold: Threshold) -> None:

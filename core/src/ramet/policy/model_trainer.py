@@ -129,11 +129,11 @@ class ModelTrainer:
             batches = own_micro_batches(rows, self.layout, budget=budget, cost=self._cost, row_cost=self._row_cost)
         return [batch.to(self.device) for batch in batches]
 
-    def minibatches(self, rows: Sequence[Row], step: int) -> list[list[int]]:
+    def minibatches(self, batch: TrainBatch, step: int) -> list[list[int]]:
         """Indices of the rows of every optimiser step of one training step."""
         of = self._train.minibatch_of
-        whole_groups = of is MinibatchOf.GROUPS or (of is MinibatchOf.AUTO and self.shares_prefixes(rows))
-        return drawn_rows(rows, self._train, seed=self._seed, step=step, whole_groups=whole_groups)
+        whole_groups = of is MinibatchOf.GROUPS or (of is MinibatchOf.AUTO and self.shares_prefixes(batch.rows))
+        return drawn_rows(batch, self._train, seed=self._seed, step=step, whole_groups=whole_groups)
 
     def shares_prefixes(self, rows: Sequence[Row]) -> bool:
         """Whether what these rows have in common is computed once."""

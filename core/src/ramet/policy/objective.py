@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,7 @@ class Objective:
         self._batch = batch
         self._metrics = metrics
         self._n_trained = [batch.n_trained(i) for i in range(len(batch.rows))]
+        self._n_by_rollout = [sum(self._n_trained[i] for i in rows) for rows in batch.by_rollout()]
         # Entropies are always reported, and differentiated only if the loss uses them.
         needed = Need.ENTROPY in spec.policy_loss.needs or spec.train.entropy_coef != 0
         self._entropy = Entropy.GRADIENT if needed else Entropy.DETACHED
@@ -84,12 +86,23 @@ class Objective:
         self._report(tokens, output, off_policy, step)
         counts = TokenCounts(
             tokens=sum(self._n_trained[i] for i in step.rows),
-            sequences=len(step.rows),
+            rollouts=len({self._batch.rollout_of(i) for i in step.rows}),
             max_tokens=spec.max_response_tokens,
         )
         given_weights = self._batch.token_weights(rows, tokens.mask.device)
-        weights = token_weights(train.loss_aggregation, tokens.mask, tokens.sequence_ids, counts, given_weights)
+        weights = token_weights(
+            train.loss_aggregation, tokens.mask, tokens.rollout_ids, counts, given_weights, self._elsewhere(rows)
+        )
         return aggregate(per_token, weights)
+
+    def _elsewhere(self, rows: Sequence[int]) -> Tensor | None:
+        """Return how much is trained of each of the micro-batch's rollouts in threads that are not in it; None: 0."""
+        if self._batch.rollouts is None:
+            return None
+        here = self._batch.rollout_numbers(rows)
+        complete = {self._batch.rollout_of(i): self._n_by_rollout[self._batch.rollout_of(i)] for i in rows}
+        counted = np.bincount(here, [self._n_trained[i] for i in rows])
+        return torch.tensor(list(complete.values()) - counted, dtype=torch.float32, device=self._policy.device)
 
     def _report(self, tokens: LossInputs, output: LossOutput, off_policy: OffPolicy, step: OptimizerStep) -> None:
         """The loss's own metrics, the off-policy weights, the tails of the ratio and the gap to the engine."""

@@ -133,7 +133,7 @@ class PolicyRank:
         Returns metrics. Raises `TrainingDiverged` on all ranks, and `OutOfMemory`.
         """
         rows, started = batch.rows, time.monotonic()
-        order = self.policy.minibatches(rows, step)
+        order = self.policy.minibatches(batch, step)
         no_signal = frozenset(i for i in range(len(rows)) if not batch.has_signal(i))
         computed = frozenset(range(len(rows)))
         if batch.returns is None and self.spec.skips_without_advantage:
@@ -149,7 +149,7 @@ class PolicyRank:
         n_computed = sum(rows[i].n_tokens for indices in order for i in indices if i in computed)
         return measured | {
             "train/optimizer_steps": len(order) - measured["train/skipped_updates"],
-            "train/rows_without_signal": float(len(no_signal)),
+            "train/rows_without_signal": float(sum(no_signal.issuperset(own) for own in batch.by_rollout())),
             "train/unique_token_share": unique_token_share(rows),
             "train/tokens": float(sum(row.n_trained for row in rows)),
             "train/tokens_per_s": n_computed / max(seconds, 1e-9),
@@ -167,7 +167,7 @@ class PolicyRank:
         """
         critic, metrics = self._need_critic(), MetricAccumulator()
         objective = ValueObjective(critic, batch, metrics, clip=self._value_clip)
-        order, every = critic.minibatches(batch.rows, step), range(len(batch.rows))
+        order, every = critic.minibatches(batch, step), range(len(batch.rows))
         measured = critic.update(batch, step, objective, metrics, what="critic update", order=order, computed=every)
         return measured and measured | {"critic/explained_variance": explained_variance(batch)}
 

@@ -89,7 +89,7 @@ def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
         return None
     roots = {scored.rollout.id: scored.rollout.prefix for scored in group.rollouts if scored.rollout.parent is None}
     inserted: dict[int, Segment] = {}
-    kept = [_cut(scored, roots, inserted) for scored in group.valid if _n_turns(scored.rollout) > 1]
+    kept = [_cut(scored, roots, inserted) for scored in group.valid if _can_begin(scored.rollout)]
     return GroupRecord(step=step, group=ScoredGroup(task=group.task, rollouts=tuple(kept))) if kept else None
 
 
@@ -143,6 +143,11 @@ def _inserted(segment: Segment) -> Segment:
     if not segment.is_sampled:
         return segment
     return replace(segment, origin=Origin.INSERTED, logprobs=None, entropies=None, policy_version=None)
+
+
+def _can_begin(rollout: Rollout) -> bool:
+    """Whether others can continue from one of its turns: it has several, of one thread."""
+    return _n_turns(rollout) > 1 and not rollout.thread_starts
 
 
 def _n_turns(rollout: Rollout) -> int:

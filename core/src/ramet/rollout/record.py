@@ -38,6 +38,7 @@ from ramet.types import (
     SegmentKind,
     StopReason,
     Task,
+    ThreadStart,
     ToolRecord,
     ToolSchema,
 )
@@ -168,6 +169,7 @@ def _segment_data(segment: Segment) -> dict[str, Any]:
         "logprobs": _pack(segment.logprobs),
         "entropies": _pack(segment.entropies),
         "version": segment.policy_version,
+        **({"thread": segment.thread} if segment.thread else {}),
     }
 
 
@@ -184,6 +186,7 @@ def _rollout_data(
         "n_shared": rollout.n_shared,
         "prefix": None if rollout.prefix is None else asdict(rollout.prefix),
         "segments": [index[id(segment)] for segment in rollout.segments],
+        **({"threads": [[s.thread, s.n_segments] for s in rollout.thread_starts]} if rollout.thread_starts else {}),
         "stop": rollout.stop,
         "answer": rollout.answer,
         "fault": None if rollout.fault is None else _fault_data(rollout.fault),
@@ -249,6 +252,7 @@ def _segment(data: Mapping[str, Any]) -> Segment:
         logprobs=_floats(data["logprobs"]),
         entropies=_floats(data["entropies"]),
         policy_version=data["version"],
+        thread=data.get("thread", 0),
     )
 
 
@@ -262,6 +266,7 @@ def _scored(
         id=data["id"],
         task=task,
         segments=tuple(segments[i] for i in data["segments"]),
+        thread_starts=tuple(ThreadStart(*start) for start in data.get("threads", ())),
         stop=StopReason(data["stop"]),
         answer=data["answer"],
         parent=parent,

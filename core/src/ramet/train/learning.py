@@ -22,6 +22,7 @@ from ramet.plugins import origin
 from ramet.plugins.output_checks import advantage_problem
 from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.policy.batching.rows import Floats, Row, row_metrics, rows_of
+from ramet.policy.batching.threads import Threads
 from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.policy.objective import unchanged
 from ramet.policy.rank import PolicyRank
@@ -102,10 +103,11 @@ class Learner:
         )
         try:
             updated: dict[str, float] = {}
+            threads = batch.by_thread()
             if self._critic is not None:
-                updated |= await self._ranks.call(PolicyRank.update_critic, batch, step)
+                updated |= await self._ranks.call(PolicyRank.update_critic, threads, step)
             if self._policy_learns(step):
-                updated |= await self._ranks.call(PolicyRank.update, batch, step)
+                updated |= await self._ranks.call(PolicyRank.update, threads, step)
             clock.lap("update")
         except BaseException:
             await asyncio.gather(recording, return_exceptions=True)  # what the update raised comes first
@@ -129,9 +131,13 @@ class Learner:
         self, rows: list[Row], greedy: Sequence[float | None] | None, clock: StepClock
     ) -> tuple[TrainBatch, dict[str, float]]:
         """The rows with their advantages, and the estimator's metrics."""
-        old = await self._old_logprobs(rows)
-        reference = await self._ranks.call(PolicyRank.reference_logprobs, rows) if self._needs_reference else None
-        values = await self._ranks.call(PolicyRank.values, rows) if self._critic is not None else None
+        threads = Threads.of(rows)
+        old = await self._old_logprobs(rows, threads)
+        reference = values = None
+        if self._needs_reference:
+            reference = threads.join(await self._ranks.call(PolicyRank.reference_logprobs, threads.rows))
+        if self._critic is not None:
+            values = threads.join(await self._ranks.call(PolicyRank.values, threads.rows))
         clock.lap("logprobs")
         batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference, values=values, kl_coef=self._kl.coef)
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
@@ -148,7 +154,7 @@ class Learner:
         """Whether the critic is warm, if there is one."""
         return self._critic is None or step > self._critic.options.warmup_steps
 
-    async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
+    async def _old_logprobs(self, rows: list[Row], threads: Threads) -> list[Floats] | None:
         """Compute them if the estimator or a KL in the reward reads them.
 
         Otherwise the update finds them itself, if it takes more than one step.
@@ -157,7 +163,7 @@ class Learner:
             return None
         if self._config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
-        return await self._ranks.call(PolicyRank.logprobs, rows)
+        return threads.join(await self._ranks.call(PolicyRank.logprobs, threads.rows))
 
 
 def estimate(

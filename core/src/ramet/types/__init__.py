@@ -54,6 +54,8 @@ from ramet.types.rollout import (
     Segment,
     SegmentKind,
     StopReason,
+    Thread,
+    ThreadStart,
     ToolRecord,
 )
 from ramet.types.state import Limiter, Services, Stateful
@@ -142,6 +144,8 @@ __all__ = [
     "StoredRun",
     "Task",
     "TemplateFormat",
+    "Thread",
+    "ThreadStart",
     "Tool",
     "ToolCall",
     "ToolRecord",

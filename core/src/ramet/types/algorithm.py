@@ -44,13 +44,18 @@ class AdvantageInputs:
     from 0 in `turn_ids`, `turn_rewards` and `state_ids`. `state_ids` number the names that the environment gives to
     states (`Environment.state_key`). A first turn without a name gets the number of its first observation (`begin`):
     equal tokens, equal number.
+
+    A row is a rollout, whose turns follow one another whatever their thread. `thread_ids` says in which thread a token
+    was added; a later thread that has it as context does not repeat it. A token's log-probability, entropy and value
+    are those in its own thread.
     """
 
     rewards: Tensor  # [N] float32, weighted sum of the reward parts
     reward_parts: Mapping[str, Tensor]  # name -> [N]; NaN where a reward does not apply
     mask: Tensor  # [N, T] bool, True on sampled tokens
     group_ids: Tensor  # [N] int64
-    turn_ids: Tensor  # [N, T] int64, -1 on padding
+    turn_ids: Tensor  # [N, T] int64, -1 on padding; they count along the row
+    thread_ids: Tensor  # [N, T] int64, all 0 where rollouts have one thread; -1 on padding
     node_ids: Tensor  # [N, T] int64, equal exactly where rollouts share the very same token, -1 on padding
     parent: Tensor  # [N] int64 row of the parent, -1 for roots (and where the parent was masked)
     fork_position: Tensor  # [N] int64 response position where own tokens begin, 0 for roots
@@ -105,7 +110,11 @@ class AdvantageEstimator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """One packed micro-batch. All tensors are `[T]` unless said otherwise; one sequence follows the other."""
+    """One packed micro-batch. All tensors are `[T]` unless said otherwise; one sequence follows the other.
+
+    A sequence is the own tokens of one thread, nearly always all of a rollout. The threads of a rollout may be in
+    different micro-batches.
+    """
 
     logprobs: Tensor  # float32, with gradient: pi
     old_logprobs: Tensor  # float32: pi_old
@@ -113,6 +122,7 @@ class LossInputs:
     advantages: Tensor  # float32
     mask: Tensor  # bool, True on trained tokens
     sequence_ids: Tensor  # int64, 0-based within the micro-batch
+    rollout_ids: Tensor  # int64, 0-based within the micro-batch: equal where sequences are threads of one rollout
     group_ids: Tensor  # int64
     turn_ids: Tensor  # int64
     policy_versions: Tensor  # int64

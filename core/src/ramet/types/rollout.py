@@ -4,6 +4,10 @@ A rollout is one path from the prompt to a stop, as a sequence of segments. A fo
 segments up to the fork point, so a group is a tree and a shared prefix exists once in memory. Token ids come from
 the engine and are never re-tokenised; text is derived from them.
 
+A rollout has one thread or several: token paths, such as the conversations of an agent with sub-agents. Its segments
+are turn after turn in the order in which the turns were asked for, whatever their thread, each segment once. A thread
+may begin with segments of an earlier one, which are context there.
+
 Arrays are `array.array` so that the contract needs no numpy: `"i"` is int32, `"f"` is float32; both offer the buffer
 protocol (`torch.frombuffer`, `numpy.frombuffer`) without a copy.
 """
@@ -30,6 +34,7 @@ class SegmentKind(StrEnum):
     PROMPT = "prompt"
     TURN = "turn"  # sampled by the policy, in this step or, in a stored prefix, in an earlier one
     RESULT = "result"  # what a tool returned, with its wrapper
+    MESSAGES = "messages"  # what an agent's request added to its thread, before the turn that it asks for
     FORCED = "forced"  # a token that the core put there to end a rollout; never trained
 
 
@@ -58,6 +63,7 @@ class Segment:
     logprobs: array[float] | None = None  # float32, sampled only: the engine's own (mu), at the sampling temperature
     entropies: array[float] | None = None  # float32, sampled only: exact, in nats, at the sampling temperature
     policy_version: int | None = None  # sampled only: version of the weights that sampled it
+    thread: int = 0  # of the rollout's threads, the one that it was added to
 
     @property
     def is_sampled(self) -> bool:
@@ -112,18 +118,40 @@ class PrefixSource:
     opened_root: str  # … that are replayed are opened with the seed that they had there
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadStart:
+    """How a thread began: after the first `n_segments` of an earlier thread's path. 0 segments: with nothing of it."""
+
+    thread: int
+    n_segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One token path of a rollout: all segments that its last turn was sampled after, and that turn."""
+
+    segments: tuple[Segment, ...]
+    n_context: int = 0  # the first segments, which are an earlier thread's own
+
+    @property
+    def own(self) -> tuple[Segment, ...]:
+        """The segments that were added to this thread."""
+        return self.segments[self.n_context :]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One finished path from the prompt to a stop.
 
     `id` is the branch path inside the group: roots are `"0"`, `"1"`, …; the second fork of root 0 is `"0.1"`.
-    `segments[:n_shared]` are the parent's own objects.
+    `segments` has every segment once, in order of turns. `segments[:n_shared]` are the parent's own objects.
     """
 
     id: str
     task: Task
     segments: tuple[Segment, ...]
     stop: StopReason
+    thread_starts: tuple[ThreadStart, ...] = ()  # of threads 1, 2, …; nearly all rollouts have only thread 0
     answer: str | None = None  # what the rollout step took as the final answer; None: no answer
     parent: str | None = None
     fork_turn: int | None = None  # the turn of the parent in which this rollout starts, at its beginning or …
@@ -143,6 +171,18 @@ class Rollout:
     def valid(self) -> bool:
         """Whether it counts. False: infrastructure failed, or it was left out of the group statistics and the loss."""
         return self.fault is None and self.left_out is None
+
+    @property
+    def threads(self) -> tuple[Thread, ...]:
+        """Return its token paths, in the order in which they began. With one thread it has all segments."""
+        if not self.thread_starts:
+            return (Thread(self.segments),)
+        threads: list[Thread] = []
+        for number, start in enumerate((ThreadStart(0, 0), *self.thread_starts)):
+            context = threads[start.thread].segments[: start.n_segments] if number else ()
+            own = tuple(segment for segment in self.segments if segment.thread == number)
+            threads.append(Thread(context + own, len(context)))
+        return tuple(threads)
 
     @property
     def first_turn(self) -> int:

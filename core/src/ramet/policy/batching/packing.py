@@ -254,6 +254,6 @@ class Predictions:
 
 def fed(row: TokenRow) -> Ids:
     """The tokens of a row that predict others: all but its last."""
-    if not len(row.prompt_ids):
+    if not len(row.prompt_ids) and row.mask[:1].any():
         raise ValueError(f"{row.where} has no prompt; at least one token needed")
     return np.concatenate([row.prompt_ids, row.response_ids])[:-1]

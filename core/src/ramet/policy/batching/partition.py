@@ -16,6 +16,7 @@ from ramet.config.schema import PolicyConfig, TrainConfig
 from ramet.policy.batching.packing import Cost, MicroBatch, PackedLayout, TokenRow, empty_micro_batch, micro_batch, plan
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import Tree, group_tries, groups_of, shared_micro_batch, tree_bins, trees
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.batching.trie import Trie
 
 MOST_KEYS = 8  # of a micro-batch, for each token of its budget: what attention gathers is memory that a budget bounds
@@ -72,15 +73,15 @@ def minibatches(n_rows: int, train: TrainConfig, *, seed: int, step: int) -> lis
     return out
 
 
-def drawn_rows(rows: Sequence[Row], train: TrainConfig, *, seed: int, step: int, whole_groups: bool) -> list[list[int]]:
-    """Return the rows of every optimiser step, drawn by `minibatches` as rows or as complete groups.
+def drawn_rows(batch: TrainBatch, train: TrainConfig, *, seed: int, step: int, whole_groups: bool) -> list[list[int]]:
+    """Return the rows of every optimiser step, drawn by `minibatches` as rollouts or as complete groups.
 
-    Where there are fewer groups than `train.minibatches`, rows are drawn nevertheless: how many optimiser steps a step
-    has does not depend on the drawn rows.
+    Where there are fewer groups than `train.minibatches`, rollouts are drawn nevertheless: how many optimiser steps a
+    step has does not depend on the drawn rows.
     """
-    units = groups_of(rows) if whole_groups else []
+    units = groups_of(batch.rows) if whole_groups else []
     if len(units) < train.minibatches:
-        units = [[i] for i in range(len(rows))]
+        units = batch.by_rollout()
     order = minibatches(len(units), train, seed=seed, step=step)
     return [[row for unit in drawn for row in units[unit]] for drawn in order]
 

@@ -47,6 +47,8 @@ class Row:
     reward: float
     parts: Mapping[str, float]
     token_rewards: Mapping[int, float]
+    thread_ids: Ids | None = None  # [T] of the thread that a token was added to; None: all are thread 0's
+    contexts: tuple[Ids, ...] = ()  # of threads 1, 2, …: the tokens in front of its own
     turn_rewards: tuple[float | None, ...] = ()  # by turn, of the rollout step; may end before the last turn
     state_keys: tuple[str | None, ...] = ()  # by turn, of the environment
 
@@ -134,11 +136,12 @@ def _row(scored: ScoredRollout, group: int, index: Mapping[str, int], nodes: _No
             f"{where}: token reward at position {outside[0]}, but its response has {rollout.n_response_tokens} tokens"
         )
     has_entropies = all(s.entropies is not None and len(s.entropies) == len(s) for s in response if s.is_sampled)
+    threads = rollout.threads[1:]
     return Row(
         rollout_id=rollout.id,
         task_id=rollout.task.id,
-        prompt_ids=_joined([np.asarray(s.token_ids) for s in prompt], np.int32),
-        response_ids=_joined([np.asarray(s.token_ids) for s in response], np.int32),
+        prompt_ids=_token_ids(prompt),
+        response_ids=_token_ids(response),
         mask=_joined([np.full(len(s), s.is_sampled) for s in response], np.bool_),
         engine_logprobs=_joined([_logprobs(s, where) for s in response], np.float32),
         entropies=_joined([_entropies(s) for s in response], np.float32) if has_entropies else None,
@@ -153,9 +156,15 @@ def _row(scored: ScoredRollout, group: int, index: Mapping[str, int], nodes: _No
         reward=scored.reward,
         parts=scored.parts,
         token_rewards=scored.token_rewards,
+        thread_ids=_joined([np.full(len(s), s.thread) for s in response], np.int32) if threads else None,
+        contexts=tuple(_token_ids(thread.segments[: thread.n_context]) for thread in threads),
         turn_rewards=rollout.turn_rewards,
         state_keys=rollout.state_keys,
     )
+
+
+def _token_ids(segments: Sequence[Segment]) -> Ids:
+    return _joined([np.asarray(s.token_ids) for s in segments], np.int32)
 
 
 def _joined(pieces: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramet.policy.batching.rows import Floats, Row
+from ramet.policy.batching.rows import Floats, Ids, Row
+from ramet.policy.batching.threads import Threads
 from ramet.types import AdvantageInputs, LossInputs, Need
 
 
@@ -19,10 +21,12 @@ from ramet.types import AdvantageInputs, LossInputs, Need
 class TrainBatch:
     """One step's N rows. Every other sequence has N float32 arrays, each `[T]` over the response of its row.
 
-    It pickles: the driver gives the same batch to every rank. None: not needed.
+    It pickles: the driver gives the same batch to every rank. None: not needed. A row is a rollout, or one thread of a
+    rollout (`by_thread`), as ranks are given it.
     """
 
     rows: Sequence[Row]
+    rollouts: Sequence[int] | None = None  # of each row that is a thread: its rollout's number; None: rows are rollouts
     advantages: Sequence[Floats] = ()  # empty before the estimator has given them
     old_logprobs: Sequence[Floats] | None = None  # pi_old; None: as train.old_logprobs asks, the update computes it or
     # takes the policy itself, before its only optimiser step
@@ -47,6 +51,7 @@ class TrainBatch:
             mask=padded([row.mask for row in rows], torch.bool, 0),
             group_ids=torch.tensor([row.group for row in rows], dtype=torch.int64),
             turn_ids=padded([row.turn_ids for row in rows], torch.int64, -1),
+            thread_ids=padded([_thread_ids(row) for row in rows], torch.int64, -1),
             node_ids=padded([row.node_ids for row in rows], torch.int64, -1),
             parent=torch.tensor([row.parent for row in rows], dtype=torch.int64),
             fork_position=torch.tensor([row.fork_position for row in rows], dtype=torch.int64),
@@ -74,6 +79,34 @@ class TrainBatch:
             returns=None if returns is None else self._unpadded(returns),
             weights=None if weights is None else self._unpadded(weights),
         )
+
+    def by_thread(self) -> TrainBatch:
+        """Return the batch whose rows are threads; itself where every rollout has one."""
+        threads = Threads.of(self.rows)
+        if len(threads.rows) == len(self.rows):
+            return self
+        return replace(
+            self,
+            rows=threads.rows,
+            rollouts=threads.rollouts,
+            advantages=threads.cut(self.advantages) or (),
+            old_logprobs=threads.cut(self.old_logprobs),
+            ref_logprobs=threads.cut(self.ref_logprobs),
+            returns=threads.cut(self.returns),
+            values=threads.cut(self.values),
+            weights=threads.cut(self.weights),
+        )
+
+    def rollout_of(self, row: int) -> int:
+        """The number of the rollout that this row is, or is a thread of."""
+        return row if self.rollouts is None else self.rollouts[row]
+
+    def by_rollout(self) -> list[list[int]]:
+        """Indices of the rows of each rollout."""
+        rows: dict[int, list[int]] = defaultdict(list)
+        for i in range(len(self.rows)):
+            rows[self.rollout_of(i)].append(i)
+        return list(rows.values())
 
     def _unpadded(self, values: Tensor) -> list[Floats]:
         """The inverse of `padded`: one float32 array per row."""
@@ -104,6 +137,7 @@ class TrainBatch:
             advantages=joined([self.advantages[i] for i in indices], device),
             mask=joined([row.mask for row in rows], device),
             sequence_ids=joined([np.repeat(np.arange(len(rows)), lengths)], device),
+            rollout_ids=joined([np.repeat(self.rollout_numbers(indices), lengths)], device),
             group_ids=joined([np.repeat([row.group for row in rows], lengths)], device),
             turn_ids=joined([row.turn_ids for row in rows], device).long(),
             policy_versions=joined([row.policy_versions for row in rows], device).long(),
@@ -111,6 +145,11 @@ class TrainBatch:
             ref_logprobs=self._joined(self.ref_logprobs, indices, device),
             returns=self._joined(self.returns, indices, device),
         )
+
+    def rollout_numbers(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Numbers of these rows' rollouts, from 0 among them, in the order of the first rows."""
+        numbers: dict[int, int] = {}
+        return np.array([numbers.setdefault(self.rollout_of(i), len(numbers)) for i in indices], np.int64)
 
     def token_weights(self, indices: Sequence[int], device: torch.device) -> Tensor | None:
         """Return how much each token of `loss_inputs` counts; None: 1."""
@@ -131,6 +170,10 @@ def padded(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float) -> T
     for i, array in enumerate(arrays):
         out[i, : len(array)] = torch.from_numpy(array)
     return out
+
+
+def _thread_ids(row: Row) -> Ids:
+    return np.zeros(len(row.response_ids), np.int32) if row.thread_ids is None else row.thread_ids
 
 
 def _floats(arrays: Sequence[Floats] | None) -> Tensor | None:
