@@ -11,12 +11,21 @@ import pytest
 
 from ramet.rollout.record import GroupRecord, record_line
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
+from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task, ThreadStart, user_prompt
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "records.md").read_text()
 TASK = Task(id="t", prompt=user_prompt("1+1?"))
-SEGMENT = Segment(origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text="n", token_ids=array("i", [110, 263]))
-ROLLOUT = Rollout(id="0", task=TASK, segments=(SEGMENT,), stop=StopReason.END, fork_reason={"draw": 0.5})
+SEGMENT = Segment(
+    origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text="n", token_ids=array("i", [110, 263]), thread=1
+)
+ROLLOUT = Rollout(
+    id="0",
+    task=TASK,
+    segments=(SEGMENT,),
+    stop=StopReason.END,
+    fork_reason={"draw": 0.5},
+    thread_starts=(ThreadStart(0, 0),),
+)
 
 
 def keys(of: str) -> set[str]:

@@ -40,7 +40,7 @@ def same(found: Tensor | float, expected: Any) -> None:
 
 def weights_of(mode: str, mask: Tensor) -> Tensor:
     """The weights of a padded `[N, T]` batch, flattened; every position counts to the padded length."""
-    counts = TokenCounts(tokens=int(mask.sum()), sequences=len(mask), max_tokens=mask.shape[1])
+    counts = TokenCounts(tokens=int(mask.sum()), rollouts=len(mask), max_tokens=mask.shape[1])
     sequences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
     return token_weights(LossAggregation(AGGREGATIONS.get(mode, mode)), mask.flatten(), sequences, counts)
 

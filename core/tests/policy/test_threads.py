@@ -18,6 +18,7 @@ from ramet.algorithms.advantages.gae import Gae
 from ramet.algorithms.advantages.gigpo import Gigpo
 from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.algorithms.advantages.treerl import TreeRl
+from ramet.algorithms.aggregation import TokenCounts, token_weights
 from ramet.algorithms.losses.config import GmpoConfig, GspoConfig
 from ramet.algorithms.losses.gmpo import Gmpo
 from ramet.algorithms.losses.gspo import Gspo
@@ -32,8 +33,6 @@ from ramet.rollout.record import GroupRecord, record_line, record_of
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import (
     LossInputs,
-    LossOutput,
-    Need,
     Origin,
     Rollout,
     Segment,
@@ -141,7 +140,7 @@ def test_a_row_has_every_token_once_and_its_sequences_have_them_again() -> None:
     assert list(threads.rollouts) == [0, 0, 1, 1]
     assert [list(row.prompt_ids) for row in threads.rows] == [[1, 2], [], [1, 2], [1, 2, 42, 43]]
     values = [np.arange(len(row.response_ids), dtype=np.float32) for row in rows]
-    again = threads.join(threads.cut(values) or [])
+    again = threads.join(threads.cut(values))
     assert all(np.array_equal(left, right) for left, right in zip(values, again, strict=True))
     for name in ("response_ids", "mask", "node_ids", "turn_ids"):
         joined = threads.join([getattr(row, name) for row in threads.rows])
@@ -214,36 +213,46 @@ def test_a_thread_that_carries_all_before_it_changes_no_gradient(
 
 @pytest.mark.parametrize("loss", [Gspo(GspoConfig()), Gmpo(GmpoConfig())])
 def test_losses_by_sequence_weigh_a_thread_by_its_share_of_the_rollout(make_spec: MakeSpec, loss: Any) -> None:
-    """At ratio 1, where a sequence's loss is its advantage however it is cut."""
+    """At ratio 1 and without weights by token, where a sequence's loss is its advantage however it is cut."""
     rollouts = [chat("0", 2), chat("1", 5)]
     spec = make_spec(
-        policy_loss=loss, loss_aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN, share_prefixes=SharePrefixes.NEVER
+        policy_loss=loss,
+        loss_aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN,
+        share_prefixes=SharePrefixes.NEVER,
+        tis_cap=None,
     )
     expected = gradients(spec, rows_of([group_of(*rollouts)]))
     found = gradients(spec, rows_of([group_of(*map(recut, rollouts))]))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_threads_of_10_and_30_tokens_weigh_a_quarter_and_three(make_spec: MakeSpec) -> None:
+def test_threads_of_10_and_30_tokens_weigh_a_quarter_and_three() -> None:
+    """Of their rollout's half, also where the other thread is in another micro-batch."""
     rows = rows_of([group_of(agent("0", first=8, second=30), chat("1", 2))])
-    batch = TrainBatch(rows=rows).with_advantages(torch.ones(2, len(rows[0].response_ids))).by_thread()
+    batch = TrainBatch(rows=rows).by_thread()
     assert [row.n_trained for row in batch.rows] == [10, 30, 8]
-    assert [batch.rollout_of(i) for i in range(3)] == [0, 0, 1] and batch.by_rollout() == [[0, 1], [2]]
-    seen: list[Tensor] = []
+    assert batch.by_rollout() == [[0, 1], [2]]
+    counts = TokenCounts(tokens=48, rollouts=2, max_tokens=99)
 
-    class Count:
-        needs = frozenset[Need]()
-        aggregation = None
+    def weights(*chosen: int, elsewhere: Sequence[float]) -> list[float]:
+        tokens = batch_inputs(batch, chosen)
+        found = token_weights(
+            LossAggregation.SEQ_MEAN_TOKEN_MEAN,
+            tokens.mask,
+            tokens.rollout_ids,
+            counts,
+            elsewhere=torch.tensor(elsewhere),
+        )
+        return [float(found[tokens.sequence_ids == i].sum()) for i in range(len(chosen))]
 
-        def __call__(self, tokens: LossInputs) -> LossOutput:
-            loss = tokens.logprobs * 0 + 1.0
-            loss.register_hook(lambda gradient: seen.append(torch.stack([gradient, tokens.sequence_ids.float()])))
-            return LossOutput(per_token=loss)
+    assert weights(0, 1, 2, elsewhere=[0.0, 0.0]) == pytest.approx([1 / 8, 3 / 8, 1 / 2])
+    assert weights(2, 1, elsewhere=[0.0, 10.0]) == pytest.approx([1 / 2, 3 / 8])
 
-    PolicyRank(make_spec(policy_loss=Count(), loss_aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN)).update(batch, 1)
-    weights, sequences = torch.cat(seen, 1)
-    by_sequence = sorted(float(weights[sequences == i].sum()) for i in range(3))
-    assert by_sequence == pytest.approx([1 / 8, 3 / 8, 1 / 2])
+
+def batch_inputs(batch: TrainBatch, chosen: Sequence[int]) -> LossInputs:
+    n = sum(len(batch.rows[i].response_ids) for i in chosen)
+    zeros = [np.zeros(len(row.mask), np.float32) for row in batch.rows]
+    return replace(batch, advantages=zeros).loss_inputs(chosen, torch.zeros(n), None)
 
 
 def test_mini_batches_count_rollouts(make_spec: MakeSpec) -> None:

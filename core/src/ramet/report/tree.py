@@ -184,6 +184,8 @@ def _n_prompt(rollout: Rollout) -> int:
 def _segments(rollout: Rollout, start: int, advantages: array[float] | None, split: Splitter) -> Iterable[Node]:
     for segment, offset in list(_response(rollout))[start - _n_prompt(rollout) :]:
         node: Node = {"kind": str(segment.kind), "turn": segment.turn, "text": segment.text, "n": len(segment)}
+        if rollout.thread_starts:
+            node["thread"] = segment.thread
         if segment.is_sampled:
             node["version"] = segment.policy_version
             node["tokens"] = split(segment)

@@ -30,6 +30,7 @@ PREFIXES = (
     9,
     9,
 )  # the row whose prefix it shares: the last two are forks of a masked one
+THREADED = tuple(i in (1, 4, 8) for i in range(len(GROUPS)))  # rows whose second turn is in a thread of its own
 FIRST_TURN, RESULT, WIDTH = 3, 2, 10  # sampled tokens of turn 0, inserted tokens after them, padded length
 LENGTHS = (10, 8, 6, 3, 9, 7, 10, 6, 8, 7, 9)  # of the responses; the fourth ends in its first turn
 STOPS = (StopReason.ANSWER, StopReason.LENGTH, StopReason.END, StopReason.CALL_LIMIT)  # of the rows, by turns
@@ -56,7 +57,7 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: b
         mask=mask,
         group_ids=torch.tensor(GROUPS),
         turn_ids=turn_ids,
-        thread_ids=torch.where(turn_ids >= 0, 0, -1),
+        thread_ids=torch.where(torch.tensor(THREADED)[:, None], turn_ids, turn_ids.clamp(max=0)),
         node_ids=torch.where(turn_ids >= 0, _shared(torch.arange(n * WIDTH).view(n, WIDTH)), -1),
         parent=parent,
         fork_position=torch.where(forked, FIRST_TURN + RESULT, 0),

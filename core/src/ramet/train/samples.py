@@ -18,7 +18,12 @@ from ramet.types import SegmentKind
 
 MAX_CHARS = 2000  # of one question, turn or result; the record on disk has all of it
 LABEL = 10  # characters of the column that says whose text it is
-STYLES = {SegmentKind.TURN: "default", SegmentKind.RESULT: "yellow", SegmentKind.FORCED: "magenta"}
+STYLES = {
+    SegmentKind.TURN: "default",
+    SegmentKind.RESULT: "yellow",
+    SegmentKind.MESSAGES: "yellow",
+    SegmentKind.FORCED: "magenta",
+}
 
 
 def choose(groups: Sequence[ScoredGroup], n: int, *, seed: int, step: int) -> list[tuple[str, ScoredRollout]]:

@@ -38,10 +38,10 @@ class Threads:
                 places.append(place)
         return cls(sequences, rollouts, places)
 
-    def cut(self, values: Sequence[Floats] | None) -> list[Floats] | None:
-        """Values of the rows, `[T]` each, as values of the sequences."""
-        if values is None:
-            return None
+    def cut(self, values: Sequence[Floats]) -> list[Floats]:
+        """Values of the rows, `[T]` each, as values of the sequences; empty if there are none yet."""
+        if not values:
+            return []
         return [
             values[row] if place is None else values[row][place]
             for row, place in zip(self.rollouts, self.places, strict=True)
@@ -68,7 +68,7 @@ class Threads:
 def _sequences(row: Row) -> list[tuple[Row, Places | None]]:
     if row.thread_ids is None:
         return [(row, None)]
-    found = []
+    found: list[tuple[Row, Places | None]] = []
     for thread, context in enumerate((row.prompt_ids, *row.contexts)):
         place = np.flatnonzero(row.thread_ids == thread)
         sequence = replace(

@@ -16,6 +16,8 @@ from ramet.policy.batching.rows import Floats, Ids, Row
 from ramet.policy.batching.threads import Threads
 from ramet.types import AdvantageInputs, LossInputs, Need
 
+PER_TOKEN = ("advantages", "old_logprobs", "ref_logprobs", "returns", "values", "weights")  # fields of a batch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
@@ -85,17 +87,9 @@ class TrainBatch:
         threads = Threads.of(self.rows)
         if len(threads.rows) == len(self.rows):
             return self
-        return replace(
-            self,
-            rows=threads.rows,
-            rollouts=threads.rollouts,
-            advantages=threads.cut(self.advantages) or (),
-            old_logprobs=threads.cut(self.old_logprobs),
-            ref_logprobs=threads.cut(self.ref_logprobs),
-            returns=threads.cut(self.returns),
-            values=threads.cut(self.values),
-            weights=threads.cut(self.weights),
-        )
+        given = {name: getattr(self, name) for name in PER_TOKEN if getattr(self, name) is not None}
+        cut: dict[str, Any] = {name: threads.cut(values) for name, values in given.items()}
+        return replace(self, rows=threads.rows, rollouts=threads.rollouts, **cut)
 
     def rollout_of(self, row: int) -> int:
         """The number of the rollout that this row is, or is a thread of."""

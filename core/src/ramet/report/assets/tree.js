@@ -39,7 +39,7 @@ function question(group) {
 function legend(group) {
   const swatch = (kind, name) => el("span", { class: "key" }, el("i", { class: "swatch " + kind }), name);
   const scale = Array.from({ length: SHADES + 1 }, (_, i) => el("i", { class: "shade e" + i, title: `${number(FULL_ENTROPY * (i / SHADES) ** 2, 2)} nats` }));
-  return el("div", { class: "legend" }, swatch("turn", "sampled by the policy"), swatch("result", "tool result"),
+  return el("div", { class: "legend" }, swatch("turn", "sampled by the policy"), swatch("result", "tool result or messages"),
     swatch("result failed", "tool result, call failed"), swatch("forced", "forced end"), swatch("prompt", "prompt"),
     el("span", { class: "key" }, "entropy 0 ", scale, ` ${FULL_ENTROPY} nats or more`));
 }
@@ -117,6 +117,7 @@ function rolloutFoot(rollout, group) {
 
 function segmentNode(segment) {
   const facts = [segment.kind === "turn" ? `turn ${segment.turn + 1}` : segment.kind, `${segment.n} tokens`];
+  if (segment.thread !== undefined) facts.unshift(`thread ${segment.thread + 1}`);
   const entropies = known(segment.entropies);
   if (entropies.length) facts.push(`entropy ${number(mean(entropies), 2)}`);
   if (typeof segment.advantages === "number") facts.push(`advantage ${signed(segment.advantages)}`);
