@@ -10,7 +10,7 @@ print(result.metrics["reward/mean"], result.model)
 best = max(rollouts(result.run), key=lambda one: one.reward or 0.0)
 ```
 
-Keys are those of the command line. Mistakes are raised as one `ConfigErrors` that holds them all, before anything is
+Keys are as on the command line. Mistakes are raised as one `ConfigErrors` that has them all, before anything is
 written. A run that was interrupted continues if the same `run.name` is given again. Progress is logged to the logger
 `ramet` (`logging.basicConfig(level=logging.INFO)` shows it). All functions may be called where an event loop runs.
 """
@@ -80,8 +80,8 @@ def compose(
     """Return the configuration of a job (`train`, `sft` or `eval`) with these keys, checked by type.
 
     `keys`: a list as on the command line (`["train.steps=3"]`), or a dict (`{"train.steps": 3}`). In a dict the lists
-    `tools` and `rewards` may hold objects beside names: a tool, a function that `function_tool` takes, a reward. Such
-    an object lives in this process alone, so `cluster=ray` refuses it. `config_dir` holds further presets and
+    `tools` and `rewards` may have objects as well as names: a tool, a function that `function_tool` takes, a reward.
+    Such an object lives only in this process, so `cluster=ray` refuses it. `config_dir` holds further presets and
     experiments; `trust_recipes` are files of yours there or in `hydra_configs` that may name programs to run, as with
     `--trust-recipe`. Raises `ConfigErrors` with every problem found.
     """
@@ -182,7 +182,7 @@ def scores(run: str | Path) -> list[dict[str, Any]]:
 
 def results(run: str | Path) -> list[dict[str, Any]]:
     """Return one row for each rollout of an evaluation: answer, gold answers, scores, texts. `run` and errors
-    are those of `scores`.
+    are as of `scores`.
     """
     rows: list[dict[str, Any]] = _rows().result_rows(Path(run))
     return rows

@@ -8,7 +8,7 @@ template that does not fit, a stale cache, weights that were not synced. The thr
   say), so none is excused.
 - bfloat16: 0.1 on the *99th percentile*. A number keeps 8 bits, so a logit around 16 is rounded in steps of 0.125 by
   each side on its own, and single tokens in the tail of the distribution differ by more without a fault. A wrong
-  temperature or wrong weights move whole rollouts, hence more than one token in a hundred. Measured with tiny models
+  temperature or wrong weights move entire rollouts, hence more than one token in a hundred. Measured with tiny models
   on a CPU: 0.01 to 0.04 without a fault, 0.13 to 0.21 with a temperature of 0.9 for 1.0. A random model with
   unusually large logits reached 0.11 without a fault, and SmolLM2-135M after SFT 0.20; for those `--threshold` is
   there.
@@ -36,7 +36,7 @@ class Statistic(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """What a difference in nats may be, and which one is held against it."""
+    """The allowed difference in nats, and which difference is compared with it."""
 
     statistic: Statistic
     value: float

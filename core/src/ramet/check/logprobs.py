@@ -1,4 +1,4 @@
-"""`ramet check-logprobs`: play a few tasks as training would, recompute the log-probabilities as training would.
+"""`ramet check-logprobs`: run a few tasks as training would, recompute the log-probabilities as training would.
 
 It takes what `ramet train` takes, makes the same checks and starts the same workers, so that the command line of a run
 is its own test: rollouts come from the run's engines, and all ranks of its policy compute, as sharded, offloaded and
@@ -47,7 +47,7 @@ AROUND = 16  # tokens of text on each side of the worst one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is played, and how far apart the two may be."""
+    """The rollouts to run, and how far apart the two may be."""
 
     tasks: int = 8
     rollouts: int = 2  # per task
@@ -85,7 +85,7 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
 
 
 def _prepare(resolved: Resolved, options: Options) -> PreparedRun:
-    """All checks of a training run and those of the options, reported together."""
+    """Do all checks of a training run and of the options, reported together."""
     problems = options.problems(resolved.config)
     try:
         prepared = prepare(resolved)
@@ -96,7 +96,7 @@ def _prepare(resolved: Resolved, options: Options) -> PreparedRun:
 
 
 def draw_tasks(prepared: PreparedRun, config: Config, options: Options) -> list[Task]:
-    """The tasks to play, drawn by `run.seed`."""
+    """The tasks to run, drawn by `run.seed`."""
     n = len(prepared.tasks)
     drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.order is not Order.FILE).draw(
         min(options.tasks, n)
@@ -122,7 +122,7 @@ async def _compare(
 async def measure(
     backend: Backend, tasks: Sequence[Task], config: Config, *, rollouts: int
 ) -> tuple[list[Row], Agreement]:
-    """Play each task `rollouts` times and compute the same tokens with the policy, with the weights that both have."""
+    """Run each task `rollouts` times and compute the same tokens with the policy, with the weights that both have."""
     plan = RolloutPlan(group_size=rollouts, branch=False, salt="check")
     groups = await backend.rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan))
     check_groups(groups, tasks, rollouts)
@@ -144,7 +144,7 @@ def _trainer_in_words(cluster: ClusterConfig) -> str:
 
 
 def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
-    """What training would see of them; rewards do not matter here."""
+    """Return the rows that training would make of them; rewards do not matter here."""
     scored = [
         ScoredGroup(
             task=group.task,
@@ -180,7 +180,7 @@ def agreement_table(agreement: Agreement, *, engine: str) -> Table:
 
 
 def describe_weights(weights: Weights, tis_cap: float | None) -> str:
-    """What the differences mean for truncated importance sampling."""
+    """Describe the differences as weights of truncated importance sampling."""
     cap = "off" if tis_cap is None else f"{tis_cap:g}, truncates {weights.truncated:.2%}"
     return (
         f"importance weights {weights.least:.6f} to {weights.largest:.6f}, mean {weights.mean:.6f}, "

@@ -1,6 +1,6 @@
 """`ramet COMMAND …`: runs one command, turns errors into one line each and an exit code.
 
-Exit codes: 0 done, 1 the user's mistake or a broken plugin, 2 a failure of ours, 130 interrupted, 143
+Exit codes: 0 done, 1 the user's mistake or a broken plugin, 2 a failure of infrastructure, 130 interrupted, 143
 asked to end (SIGTERM).
 """
 
@@ -172,7 +172,7 @@ def _added() -> dict[str, str]:
     for added in extensions.extensions(extensions.COMMANDS):
         if added.name in COMMANDS:
             summaries[added.name] = (
-                f"{COMMANDS[added.name].summary} (not that of {added.distribution}: the name is taken)"
+                f"{COMMANDS[added.name].summary} (not the one of {added.distribution}: the name is taken)"
             )
             continue
         try:

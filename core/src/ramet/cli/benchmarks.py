@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Chosen:
-    """Benchmarks with their options: those of `names`, else those of the keys, else all that are installed."""
+    """Benchmarks with their options: the ones of `names`, or of the keys, or all that are installed."""
 
     def __init__(self, overrides: Sequence[str], data: Path | None, names: Sequence[str] = ()) -> None:
         chooses_benchmarks = any(text.lstrip("+").startswith(("benchmarks=", "experiment=")) for text in overrides)

@@ -16,9 +16,9 @@ def run(arguments: Sequence[str]) -> int:
         prog="ramet check-logprobs",
         add_help=False,
         usage="ramet check-logprobs [--tasks N] [--rollouts N] [--threshold NATS] [--config-dir DIR] [key=value …]",
-        description="Do engine and trainer agree? Plays a few tasks and computes their log-probabilities with both, "
+        description="Do engine and trainer agree? Runs a few tasks and computes their log-probabilities with both, "
         "with the engines and policy ranks that `ramet train` would start. Writes nothing.",
-        epilog="Keys are those of `ramet train`. Ends with exit code 1 if the two disagree.",
+        epilog="Keys are as for `ramet train`. Ends with exit code 1 if the two disagree.",
     )
     parser.add_argument("overrides", nargs="*", help="as for the run that is to be trained")
     parser.add_argument("--tasks", type=int, default=8, help="how many tasks of data.train (default: 8)")

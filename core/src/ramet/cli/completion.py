@@ -1,7 +1,7 @@
 """`ramet completion bash|zsh|fish`: a script for the shell, which asks this program for the words that can follow.
 
 So it knows what is installed now: commands, options, sections, keys, choices of groups, and names of runs. Completion
-libraries know options alone, and most of what is typed here is `key=value`.
+libraries know only options, and most of what is typed here is `key=value`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ramet() {
     fi
     mapfile -t COMPREPLY < <("$1" completion --words "${typed[@]:1}" 2> /dev/null)
     if [[ -z $quoted && $COMP_WORDBREAKS == *=* && $current == *=* ]]; then
-        COMPREPLY=("${COMPREPLY[@]#*=}")  # bash completes what follows the sign, not the whole word
+        COMPREPLY=("${COMPREPLY[@]#*=}")  # bash completes what follows the sign, not the complete word
     fi
     [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=./] ]] && compopt -o nospace
 }
@@ -91,10 +91,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last word can become, given those before it. `words`: what follows `ramet`, up to the cursor.
+    """Return what the last word can become after the words before it. `words`: what follows `ramet`, up to the cursor.
 
-    Whole words, those that end in `.`, `=` or `/` to be continued. Empty where nothing is known: the shell then offers
-    files.
+    Complete words; words that end in `.`, `=` or `/` are to be continued. Empty where nothing is known: the shell then
+    offers files.
     """
     *before, current = words
     if not before:

@@ -20,7 +20,7 @@ ONE_OF = "one of "
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What can be set for a job."""
+    """The keys of a job."""
 
     job: str
     tree: DictConfig
@@ -45,7 +45,7 @@ class Keys:
                 yield key
 
     def values(self, key: str, begun: str) -> list[str]:
-        """What a key may be; of a text the files, for most texts are paths."""
+        """Return the values of a key; of a text the files, for most texts are paths."""
         if key in GROUPS:
             return group_options([key])[key]
         expected = (expected_type(self.tree, key) or "").removesuffix(" or null")

@@ -101,7 +101,7 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | str
 def _config(overrides: Sequence[str], model: Path | str | None, *, reads_data: bool) -> Config:
     """Return the configuration; data that it names is fetched only where no file is given."""
     named = [f"model.path={model}"] if model is not None else []
-    resolved = compose(without_model([*overrides, *named]), job="data")  # lengths in tokens alone need a model
+    resolved = compose(without_model([*overrides, *named]), job="data")  # only lengths in tokens need a model
     return fetched(resolved, weights=False, data=reads_data).config
 
 

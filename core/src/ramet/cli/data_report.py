@@ -1,4 +1,4 @@
-"""What `ramet data inspect` prints of a file, whatever its rows are, and the line that sums it up."""
+"""Facts that `ramet data inspect` prints of any file, and the line that sums it up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def some(count: int, what: str) -> str:
 
 
 def counted(counts: Counter[str], rows: int) -> str:
-    """`text 9, null 1`; of a single one that all rows have, the name alone."""
+    """`text 9, null 1`; of a single one that all rows have, only the name."""
     if len(counts) == 1 and rows == counts.total():
         return next(iter(counts))
     shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(SHOWN))

@@ -1,4 +1,4 @@
-"""Files of SFT traces in `ramet data inspect`: the check of their rows is that of `ramet sft`."""
+"""Files of SFT traces in `ramet data inspect`: their rows are checked as by `ramet sft`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _rows(problems: Sequence[RowProblem]) -> int:
 
 
 def _duplicates(conversations: Sequence[Conversation]) -> list[list[int]]:
-    """Rows of one conversation, for each that several have. A row that `num_samples` takes again is none."""
+    """Rows of one conversation, for each that several have. Not a row that `num_samples` takes again."""
     rows: dict[Any, dict[str, int]] = {}
     for conversation in conversations:
         content = (conversation.system, conversation.exchanges, repr(conversation.tools))

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         "       ramet doctor [--offline] [--json] [--config-dir DIR] [key=value …]",
         description="Check this machine, its packages and its API keys; or, with RUN, find why a run does not learn. "
         "Each problem comes with a fix.",
-        epilog="RUN is a run's directory, or its name under runs/. Keys are those of a run that is to be started: "
+        epilog="RUN is a run's directory, or its name under runs/. Keys are of a run that is to be started: "
         "experiment=NAME, tools=[search]. Packages add checks of their own. Nothing is changed. Ends with exit code 1 "
         "if there is a problem.",
     )
@@ -44,7 +44,9 @@ def run(arguments: Sequence[str]) -> int:
     named = [word for word in options.words if "=" not in word and not word.startswith("~")]
     if named:
         if len(options.words) > 1 or options.offline or options.config_dir is not None:
-            raise ConfigError(f"doctor: {named[0]!r} is a run, and is examined alone: ramet doctor {named[0]} [--all]")
+            raise ConfigError(
+                f"doctor: {named[0]!r} is a run, and is examined without keys: ramet doctor {named[0]} [--all]"
+            )
         return _examine_run(run_folder(Path(named[0])), everything=options.all, as_json=options.json)
     if options.all:
         raise ConfigError("--all: which run? give its directory, or its name under runs/")

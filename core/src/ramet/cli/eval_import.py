@@ -48,7 +48,7 @@ def _parser() -> Parser:
         add_help=False,
         usage="ramet eval import FOLDER|FILE … --out FILE [--data DIR] [--model NAME] [benchmarks.NAME.…=value]",
         description="Results of what ARPO's evaluation code has written (NAME_output_TURN.json), scored by the rules "
-        "of the benchmarks here: `ramet compare` sets them beside one's own, `ramet judge` judges them.",
+        "of the benchmarks here: `ramet compare` compares them with one's own, `ramet judge` judges them.",
         epilog="Samples that timed out or raised there, or that no server answered, are masked, not wrong. The outputs "
         "hold neither token ids nor times.",
     )
@@ -58,7 +58,7 @@ def _parser() -> Parser:
         "--data",
         metavar="DIR",
         type=Path,
-        help="the published tasks: ids and gold answers are then theirs",
+        help="the published tasks: ids and gold answers are then the tasks'",
     )
     parser.add_argument("--model", metavar="NAME", help="what the results call the model (default: the folder)")
     return parser

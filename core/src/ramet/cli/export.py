@@ -110,7 +110,7 @@ def _parser() -> Parser:
         "source", nargs="?", metavar="RUN", type=Path, help="the run's directory, or its name under runs/"
     )
     parser.add_argument("out", nargs="?", metavar="DIR", type=Path, help="the folder to write; must be new or empty")
-    parser.add_argument("--step", type=int, help="after which step; default: the newest whole checkpoint")
+    parser.add_argument("--step", type=int, help="after which step; default: the newest complete checkpoint")
     parser.add_argument(
         "--dtype", choices=[str(dtype) for dtype in Dtype], help="default: the run's model.dtype; --from-verl: bfloat16"
     )
@@ -120,7 +120,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="let Python code of the model's folder run; a run's configuration alone cannot allow it",
+        help="let Python code of the model's folder run; a run's configuration cannot allow it",
     )
     parser.add_argument(
         "--push",

@@ -182,7 +182,7 @@ def _written(value: Any) -> str:
 
 
 def _comments(cls: type[Any]) -> dict[str, str]:
-    """Return name -> the comment of its field's line, those of the classes that it extends too."""
+    """Return name -> the comment of its field's line, also in the classes that it extends."""
     comments = dict[str, str]()
     for owner in reversed([owner for owner in cls.__mro__ if dataclasses.is_dataclass(owner)]):
         try:

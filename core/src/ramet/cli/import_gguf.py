@@ -48,7 +48,7 @@ def _parser() -> Parser:
         description="A Hugging Face folder of a GGUF file, for model.path: weights without quantisation, configuration,"
         " tokenizer with chat template, generation config. It is loaded again and compared before it is moved to "
         "DIR.",
-        epilog="What quantisation has rounded stays rounded: numbers are not those of the model as it was published.",
+        epilog="What quantisation has rounded stays rounded: numbers differ from the model as it was published.",
     )
     parser.add_argument("source", nargs="?", metavar="FILE.gguf", type=Path, help="the file")
     parser.add_argument("out", nargs="?", metavar="DIR", type=Path, help="the folder to write; must be new or empty")

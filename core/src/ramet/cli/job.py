@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """`module` holds `run(resolved)`; `plan(resolved, on)` is in the module `dry_run` beside it."""
+    """`module` holds `run(resolved)`; `plan(resolved, on)` is in the module `dry_run` of its package."""
 
     name: str
     module: str
@@ -46,7 +46,7 @@ class JobCommand:
         if options.on is not None and (not options.dry_run or options.multirun):
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
         if options.show is not None and (self.name != "sft" or options.dry_run or options.multirun or options.cfg):
-            raise ConfigError("--show: sequences are shown by `ramet sft` alone, without --dry-run, --cfg and -m")
+            raise ConfigError("--show: sequences are shown only by `ramet sft`, without --dry-run, --cfg and -m")
         if options.replay is not None:
             return self._replay(options)
         if options.multirun:

@@ -76,7 +76,7 @@ def written(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What the answers to all words share."""
+    """The common parts of the answers to all words."""
 
     job: str
     sections: Sequence[SectionHelp]
@@ -84,7 +84,7 @@ class _Page:
     width: int
 
     def keys(self) -> Iterator[KeyHelp]:
-        """Yield all keys of the job, those of all components too."""
+        """Yield all keys of the job and of all components."""
         for section in self.sections:
             yield from section.keys
             for component in section.components:

@@ -60,7 +60,7 @@ def _parser() -> Parser:
     parser.add_argument("trainer", nargs="?", metavar="TRAINER", choices=list(TRAINERS), help=", ".join(TRAINERS))
     parser.add_argument("source", nargs="?", metavar="FILE", type=Path, help="the script or the file of settings")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the recipe; a file that is there is not overwritten")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="verl: the config file, if not beside the script")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="verl: the config file, if not next to the script")
     parser.add_argument("--tasks", metavar="N", type=int, help="rows of the training data, if the files are not here")
     parser.add_argument("--gpus", metavar="N", type=int, help="llamafactory, trl: GPUs of the launch")
     return parser

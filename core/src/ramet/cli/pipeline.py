@@ -63,7 +63,7 @@ def _parser() -> Parser:
         "is for every stage that reads it, STAGE:key=value for one.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME|FILE.yaml", help="the pipeline")
-    parser.add_argument("keys", nargs="*", metavar="key=value", help="settings, which win over those of the file")
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="settings, which win over the file's")
     parser.add_argument("--dry-run", action="store_true", help="print the plan of every stage, and do nothing")
     parser.add_argument(
         "--on", metavar="[NODESx]DEVICESxMEMORY", help="with --dry-run: plan for GPUs that are elsewhere"

@@ -73,9 +73,9 @@ def _parser() -> Parser:
         add_help=False,
         usage='ramet play ["QUESTION"] [--n N] [--top-p P] [--top-k K] [--config-dir DIR] [key=value …]',
         description="One prompt with tools, through the rollout code that trains: every turn is printed as it comes.",
-        epilog="Without a question, lines of the standard input are played. At a terminal each continues the "
+        epilog="Without a question, lines of the standard input are questions. At a terminal each continues the "
         "conversation: /new begins another one, /quit or Ctrl-D ends. From a file or a pipe, and with --n, each line "
-        "is a question of its own. Keys are those of `ramet train` in run, model, engine, rollout, rollout_step and "
+        "is a separate question. Keys are as for `ramet train` in run, model, engine, rollout, rollout_step and "
         "tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is written. Ends with exit code 2 if "
         "infrastructure failed in a rollout.",
     )

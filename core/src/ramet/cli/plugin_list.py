@@ -54,7 +54,7 @@ def listing() -> list[Listed]:
 
 
 def _without_code(point: EntryPoint) -> PluginInfo:
-    """A package that ships presets and nothing else."""
+    """A package that ships only presets."""
     name, version = ("unknown", "") if point.dist is None else (point.dist.name, point.dist.version)
     return PluginInfo(name=point.name, module=point.value, distribution=name, version=version)
 

@@ -21,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
         prog="ramet recipes",
         add_help=False,
         usage="ramet recipes [NAME [--on 8x80GiB]] [--config-dir DIR]",
-        description="Whole experiments to begin with, chosen with experiment=NAME: those of ramet, and your own.",
+        description="Complete experiments to begin with, chosen with experiment=NAME: Ramet's and your own.",
         epilog="Yours are the files experiment/NAME.yaml of hydra_configs/ in the working directory, or of DIR.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
@@ -103,4 +103,4 @@ def _lines(entry: Recipe) -> Iterator[str]:
     if entry.needs:
         yield f"  not installed: {' '.join(entry.missing)}" if entry.missing else "  all of it is installed"
     if entry.provider != SHIPPED or entry.unreadable:
-        yield f"  from: {entry.path}" + "".join(f", not that of {other}" for other in entry.hidden)
+        yield f"  from: {entry.path}" + "".join(f", not the one of {other}" for other in entry.hidden)

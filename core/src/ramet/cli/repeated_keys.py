@@ -9,7 +9,7 @@ from ramet.cli.help_data import KeyHelp
 
 
 class RepeatedKeys:
-    """The options that a list has shown: those of the same field with the same default."""
+    """The options that a list has shown: the same field with the same default is one."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], list[str]] = {}  # (field, default) -> prefixes of keys

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        help="the file to write; default: report.html in the run's directory, or compare-A-B.html beside the first run",
+        help="the file to write; default: the run's report.html, or compare-A-B.html next to the first run",
     )
     options = parser.read(arguments)
     if options is None:

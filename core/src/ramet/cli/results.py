@@ -1,4 +1,4 @@
-"""`ramet compare` and `ramet judge`: evaluations or trainings beside each other, and evaluations judged once more."""
+"""`ramet compare` and `ramet judge`: evaluations or trainings compared, and evaluations judged once more."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def run_compare(arguments: Sequence[str]) -> int:
         add_help=False,
         usage="ramet compare A [B …] [--format table|markdown|json]",
         description="Of evaluations: the difference by task, with its interval, the tasks won and lost, and which "
-        "settings differ besides the model. Of trainings: reward or loss of the last steps with interval, validation "
+        "settings but the model differ. Of trainings: reward or loss of the last steps with interval, validation "
         "by step, time, and what was set differently. Of one: its tables. Of more than two: each against the first.",
         epilog="A, B: the directory or name of a run, or a results file. All are of one kind: evaluations, runs of "
-        "`ramet train`, or runs of `ramet sft`. What `ramet judge` wrote beside results is compared too, as the metric "
+        "`ramet train`, or runs of `ramet sft`. What `ramet judge` wrote next to them is compared too, as the metric "
         "judge-NAME.",
     )
     parser.add_argument("results", nargs="*", type=Path, metavar="A")
@@ -134,8 +134,8 @@ def run_judge(arguments: Sequence[str]) -> int:
         prog="ramet judge",
         add_help=False,
         usage="ramet judge RESULT rewards=[NAME] [rewards.NAME.…=value] [--format table|markdown] [--config-dir DIR]",
-        description="Judge the stored rollouts of an evaluation with one or more rewards, an LLM judge mostly. Nothing "
-        "is played; the same command again asks for what is missing alone.",
+        description="Judge the stored rollouts of an evaluation with one or more rewards, an LLM judge mostly. No "
+        "rollout is run; the same command again asks only for what is missing.",
         epilog="RESULT is a results file, or the directory or name of a run that holds one. Another judge needs a name "
         "of its own: rewards=[llm_judge] rewards.strict.use=llm_judge. Ends with exit code 1 for mistakes, 2 if "
         "verdicts failed (what is judged is kept), else 0.",
@@ -164,8 +164,8 @@ def run_judge(arguments: Sequence[str]) -> int:
     failed = [f"rewards.{each.name}: {each.n_failed} verdicts failed" for each in judged if each.n_failed]
     if failed:
         raise InfraError(
-            f"{'; '.join(failed)}. The scores are those of the rest, which may be a biased subset. What is judged is "
-            "kept: remove the cause and start the same command again, which asks for what is missing alone"
+            f"{'; '.join(failed)}. The scores are of the rest, which may be a biased subset. What is judged is "
+            "kept: remove the cause and start the same command again, which asks only for what is missing"
         )
     return 0
 
@@ -177,6 +177,6 @@ def _agreement_cells(named: Mapping[str, Verdicts]) -> TextTable:
         agreed = agreement(named[name], named[other])
         numbers = [str(agreed.n), number(agreed.share), number(agreed.kappa), str(agreed.first_alone)]
         rows.append([name, other, *numbers, str(agreed.second_alone)])
-    columns = ("A", "B", "both judged", "same verdict", "kappa", "right for A alone", "right for B alone")
+    columns = ("A", "B", "both judged", "same verdict", "kappa", "right only for A", "right only for B")
     caption = "`rules`: the benchmarks' own scores"
     return TextTable(columns=columns, rows=rows, title="agreement of judges", caption=caption)

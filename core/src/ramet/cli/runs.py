@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         description="List the runs of a folder, the newest first: job, state, steps done and planned, the last reward, "
         "loss or score, size on disk, and the time since the last sign of each. A run is running while its lock is "
         "held; stopped: by a signal; failed: by an error; killed: it left no note of its end.",
-        epilog="--prune lists old checkpoints of finished runs (all whole ones but the newest and the best) and what "
+        epilog="--prune lists old checkpoints of finished runs (all but the newest complete one and the best) and what "
         "killed writers left over an hour ago, and removes them after --yes or a confirmation. Models, adapters, "
         "results, rollouts, metrics, answers that components keep (services/) and all files of a running run stay.",
     )
@@ -79,7 +79,7 @@ def _row(summary: RunSummary, now: float) -> tuple[str, ...]:
 
 
 def _age(seconds: float) -> str:
-    """Return the time in its largest unit alone: `3 d`, `5 min`."""
+    """Return the time in only its largest unit: `3 d`, `5 min`."""
     seconds = max(0.0, seconds)
     length, unit = next((pair for pair in AGES if seconds >= pair[0]), AGES[-1])
     return f"{int(seconds // length)} {unit}"
@@ -111,7 +111,7 @@ def _remove(listed: Sequence[Removable]) -> list[Removable]:
         try:
             removed += remove(run_folder, list(items))
         except (ConfigError, OSError) as error:  # it has begun to work meanwhile, or is of another user
-            logger.warning("left alone: %s", error)
+            logger.warning("left as it is: %s", error)
     return removed
 
 

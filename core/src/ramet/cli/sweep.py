@@ -164,7 +164,7 @@ def _show_trainings(notes: Sequence[Mapping[str, Any]]) -> None:
         )
     print_tables([point_cells(points)])
     if runs := [str(note["run"]) for note, shown in zip(notes, points, strict=True) if shown.training is not None]:
-        say(f"beside each other: ramet compare {' '.join(runs)}")
+        say(f"side by side: ramet compare {' '.join(runs)}")
 
 
 def _training(run: str | None) -> Training | None:

@@ -1,4 +1,4 @@
-"""What all commands share: an argument parser that raises, printing, tables, and problems as lines."""
+"""Common parts of all commands: an argument parser that raises, printing, tables, and problems as lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     """Raises instead of leaving the process. Made with `add_help=False`."""
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
-        """What the user gave, options and positions in any order; None if it was `--help`, which is then answered."""
+        """Return options and positions in any order; None if it was `--help`, which is then answered."""
         self.add_argument("-h", "--help", action="store_true")
         options = self.parse_intermixed_args(arguments)
         if not options.help:
@@ -51,7 +51,7 @@ _asked: ContextVar[bool] = ContextVar("asked", default=False)
 
 
 def asked_parser(command: Callable[[Sequence[str]], int]) -> Parser | None:
-    """The parser that a command reads its arguments with, for completion; the command does nothing else."""
+    """The parser that a command reads its arguments with, for completion; the command ends there."""
     token = _asked.set(True)
     try:
         command(["--help"])
@@ -92,7 +92,7 @@ def settle_streams() -> None:
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns two spaces apart and nothing else, so that a table reads the same in a terminal, a pipe and `grep`."""
+    """Columns two spaces apart without lines, so that a table reads the same in a terminal, a pipe and `grep`."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -122,7 +122,7 @@ def accept_any_text() -> None:
 def run_folder(run: Path) -> Path:
     """Return the directory of a run that is given as one, or by its name under runs/.
 
-    Raises `ConfigError` for no directory, and for one that only contains runs, as that of a pipeline does.
+    Raises `ConfigError` for no directory, and for one that only contains runs, as a pipeline's does.
     """
     for folder in (run, Path("runs") / run):
         if not folder.is_dir():

@@ -63,7 +63,7 @@ def _parser() -> Parser:
         usage="ramet tool call NAME [ARGUMENTS] [--config-dir DIR] [key=value …]",
         description="One call of a tool, as rollouts make it: its time-out, retries and limits hold.",
         epilog="ARGUMENTS are what a model writes in a call: the text, if the tool has one required text, else a JSON "
-        "object; - reads them from the standard input. Keys are those of a run, as in tools=[search] "
+        "object; - reads them from the standard input. Keys are as for a run, as in tools=[search] "
         "tools.search.timeout_s=5; where they choose no tool, tools=[NAME]. The result is printed, and how "
         "the call went goes to the standard error. Ends with 1 if the call or the tool's own code was wrong, with 2 if "
         "infrastructure failed.",

@@ -1,8 +1,8 @@
-"""What other trainers call our keys: verl (`ppo_trainer.yaml`), TRL (`GRPOConfig`, `SFTConfig`), OpenRLHF's options.
+"""Names of keys in other trainers: verl (`ppo_trainer.yaml`), TRL (`GRPOConfig`, `SFTConfig`), OpenRLHF's options.
 
 Used for one thing: the "did you mean" of a key that does not exist. No alias is ever accepted as a key. A key with a
 row in the tables of `ramet migrate` (`ramet.config.foreign`) leads to where that translates it. Other names of a key,
-the core's or a component's option, stand beside it (`option(aka=…)`).
+the core's or a component's option, are declared with it (`option(aka=…)`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ramet.config.sections import COMPONENTS
 from ramet.plugins import load_plugins
 from ramet.plugins.registry import Registry
 
-# Sections of others that only look like one of ours: a key in them is not a slip of the keyboard.
+# Sections of others that only look like a section of Ramet's: a key in them is not a slip of the keyboard.
 FOREIGN_SECTIONS = frozenset({"actor_rollout_ref", "trainer", "critic", "custom_reward_function", "reward_model"})
 COMPONENT_SECTIONS = frozenset(group.name for group in COMPONENTS)
 
@@ -42,7 +42,7 @@ def meant(key: str, accepts: Callable[[str], bool]) -> list[str] | None:
     """Our keys for what others call `key`, as far as the job `accepts` them; None if no other calls anything so.
 
     The longest end of the key that is a name of others counts: `actor_rollout_ref.rollout.n` is `rollout.n`. Options of
-    a component are its own: there only whole names count.
+    a component are its own: there only complete names count.
     """
     for _, row in rows_of(key):
         if row.rule != "none" and (translated := [target for target in row.ours if accepts(target)]):

@@ -1,4 +1,4 @@
-"""What can be chosen: the components that plugins and the core offer, as typed nodes for the configuration.
+"""Choices of the configuration: the components that plugins and the core offer, as typed nodes for the configuration.
 
 A plugin's dataclass becomes a node `{name, params}` of its group, or `{NAME: {params}}` where several can be chosen.
 A dataclass that OmegaConf cannot type makes only its own component unusable.
@@ -76,7 +76,7 @@ class Catalog:
         return choice
 
     def instance(self, group: str, name: str, use: str | None) -> Choice:
-        """What the entry `GROUP.NAME` is: the component that `use` names, or that of its own name.
+        """Return the entry `GROUP.NAME`: the component that `use` names, or the one of its own name.
 
         Raises `ConfigError`, as `get` does, and for a name that cannot be one.
         """
@@ -119,7 +119,7 @@ class Catalog:
         return f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
 
     def _own(self, group: str) -> str:
-        """What is easily not known, where nothing else says why a name is missing."""
+        """Name what is often not known, where no other text says why a name is missing."""
         if group == "engine" or os.environ.get(MODULES):
             return ""
         return (
@@ -128,7 +128,7 @@ class Catalog:
         )
 
     def unknown_choice(self, group: str, name: str, names: Sequence[str]) -> str:
-        """The message for `group=name` where the group, which may be one of files alone, has these names."""
+        """The message for `group=name` where the group, which may be one of files only, has these names."""
         component = self.components.get(group, {}).get(name)
         if component is not None and component.unusable:
             return f"{group}: {name!r} of plugin {component.plugin} cannot be used: {component.unusable}"

@@ -165,7 +165,7 @@ def _training(config: Config) -> Iterator[str]:
         yield (
             f"train.minibatches={train.minibatches}: at most the {rollouts} rollouts of a step (train.tasks_per_step="
             f"{train.tasks_per_step} x rollout.group_size={rollout.group_size}); set train.minibatches={rollouts} or "
-            "fewer, or play more rollouts"
+            "fewer, or run more rollouts"
         )
     if train.staleness and train.tis_cap is None and train.old_logprobs is OldLogprobs.TRAINER:
         yield (
@@ -197,7 +197,7 @@ def _kl(train: TrainConfig) -> Iterator[str]:
         yield f"train.kl_target={train.kl_target:g}: needs train.kl_coef over 0, with which it begins"
     if train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1:
         yield (
-            "train.kl_estimator=k1: in the loss its gradient is that of log pi, whatever the reference is, so nothing "
+            "train.kl_estimator=k1: in the loss it has the gradient of log pi, whatever the reference is, so nothing "
             "pulls towards it; set k1+, which has the same value and the gradient of the KL, k2, k3 or k1-reward"
         )
 

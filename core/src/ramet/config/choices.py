@@ -1,4 +1,4 @@
-"""What a key of the schema may be chosen from. Choices are written by value (`train.loss_aggregation=token-mean`)."""
+"""Choices of keys of the schema. They are written by value (`train.loss_aggregation=token-mean`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OnBadRow(StrEnum):
 
 
 class Malformed(StrEnum):
-    """What becomes of a written trace that does not keep the format."""
+    """The treatment of a written trace that does not keep the format."""
 
     ERROR = "error"
     SKIP = "skip"  # and count
@@ -29,7 +29,7 @@ class Malformed(StrEnum):
 
 
 class ChatMarkup(StrEnum):
-    """What becomes of special tokens of the chat template (`<|im_end|>`) that are in a prompt's own text."""
+    """The treatment of special tokens of the chat template (`<|im_end|>`) that are in a prompt's own text."""
 
     KEEP = "keep"  # they are such tokens, and counted
     NEUTRALISE = "neutralise"  # they are spelled out, so that no prompt speaks for another role
@@ -66,7 +66,7 @@ class SharePrefixes(StrEnum):
 
 
 class MinibatchOf(StrEnum):
-    """What is drawn into the mini-batches of a step."""
+    """The units that are drawn into the mini-batches of a step."""
 
     AUTO = "auto"  # groups where prefixes are computed once, else rollouts
     GROUPS = "groups"
@@ -83,7 +83,7 @@ class LossAggregation(StrEnum):
     SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
     SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
     SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"  # over rollout.max_response_tokens (Dr. GRPO)
-    TOKEN_SUM_NORM = "token-sum-norm"  # sum over rollout.max_response_tokens alone: grows with the batch
+    TOKEN_SUM_NORM = "token-sum-norm"  # sum over only rollout.max_response_tokens: grows with the batch
 
 
 class KlEstimator(StrEnum):
@@ -98,9 +98,9 @@ class KlEstimator(StrEnum):
 
 
 class Combine(StrEnum):
-    """What a reward does to those of other names."""
+    """The effect of a reward on rewards of other names."""
 
-    ADD = "add"  # weight x score is added to theirs
+    ADD = "add"  # weight x score is added to the others
     MULTIPLY = "multiply"  # the sum of those that add is multiplied by weight x score
 
 
@@ -111,7 +111,7 @@ class Schedule(StrEnum):
 
 
 class Offload(StrEnum):
-    """What waits in host memory while it is not computed with. GPUs only."""
+    """The parts that wait in host memory while they are not computed with. GPUs only."""
 
     NONE = "none"
     OPTIMIZER = "optimizer"

@@ -54,7 +54,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     try:
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
         raise_all(request.problems)
-    except ConfigErrors as error:  # with what jobs would find where nothing else is wrong
+    except ConfigErrors as error:  # with what jobs would find if all the rest were right
         all_problems = [*request.problems, *error.problems, *check_values(tree, job), *unknown_trackers(tree, job)]
         if any(text.startswith(f"model.path{UNSET}") for text in error.problems):  # so other needs may be unknown, too
             all_problems += check_chosen(tree, job, {*request.choices, *request.settings})
@@ -69,7 +69,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
 
 
 def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
-    """What the run that is to be resumed was offered, if the user names one."""
+    """Return what the run that is to be resumed was offered, if the user names one."""
     name, root = request.settings.get("run.name"), request.settings.get("run.root")
     if name is None:
         return {}
@@ -77,7 +77,7 @@ def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
 
 
 def unknown_trackers(tree: DictConfig, job: str) -> list[str]:
-    """Names that no package offers, reported beside other mistakes; without any, the job reports them with its own."""
+    """Names that no package offers, reported with other mistakes; without any, the job reports them with its own."""
     problems = []
     for number in range(len(tree.trackers)) if "trackers" in JOBS[job] else ():
         try:
@@ -91,7 +91,7 @@ def unknown_trackers(tree: DictConfig, job: str) -> list[str]:
 
 
 def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Layers:
-    """What a configuration is made of, in the order in which it was put together. Raises `ConfigErrors`."""
+    """Return the layers of a configuration, in the order in which it was put together. Raises `ConfigErrors`."""
     catalog = register()
     request = read(overrides, job)
     with running(config_dir):

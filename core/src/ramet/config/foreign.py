@@ -23,7 +23,7 @@ TRAINERS = {"verl": "verl", "llamafactory": "LLaMA-Factory", "trl": "TRL"}
 TABLES = {**TRAINERS, "verl_sft": "verl"}  # table of keys -> whose
 FOLDER = Path(__file__).with_name("keys_of_others")
 REFERENCE = re.compile(r"\$\{[\w.\[\]/-]+\}")  # to another key, and no function
-UNSET: Any = object()  # no value without the key, or the same as ours
+UNSET: Any = object()  # no value without the key, or the same as Ramet's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class KeyRow:
     """One row. `rule`: same, list, none, code (a function of `ramet.migrate`), or pairs `theirs=ours`.
 
     In pairs `*` takes every other value as it is, and nothing after `=` means that our default says the same.
-    `default`: the value without the key, where ours is another. `why`: the reason. `when`: the key that makes the
+    `default`: the value without the key, where Ramet's is another. `why`: the reason. `when`: the key that makes the
     trainer read this one (`KEY`, `KEY=value|value`), or keeps it from that (`!KEY`).
     """
 

@@ -48,7 +48,7 @@ from ramet.plugins.sources import PRESETS as PRESET_PACKAGES
 from ramet.plugins.sources import blocked_plugins
 
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
-accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
+accept_enum_values()  # here, since a launcher's fresh process composes before it calls any code of Ramet's
 
 # Hydra copies its store with every composition, a third of its time, and reads copies of the nodes in any case.
 setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010  # mypy does not allow the assignment
@@ -214,7 +214,7 @@ def files_of(group: str) -> dict[str, list[ConfigFile]]:
 
 
 def unread_files() -> list[str]:
-    """What is wrong with the user's files that hide one another, or that a preset hides. Hydra must be running."""
+    """Say what is wrong with the user's files that hide one another, or that a preset hides. Hydra must be running."""
     by_name: dict[str, list[ConfigFile]] = {}
     for file in _files():
         by_name.setdefault(file.name, []).append(file)
@@ -230,7 +230,7 @@ def unread_files() -> list[str]:
 
 
 def _misnamed_files() -> Iterator[str]:
-    """Hydra reads files that end in .yaml alone."""
+    """Hydra reads only files that end in .yaml."""
     for source in GlobalHydra.instance().config_loader().get_sources():
         if source.provider in (OWN, CHOSEN_FOLDER):
             for path in sorted(Path(source.path).rglob("*.yml")):
@@ -257,7 +257,7 @@ def _folders(source: ConfigSource) -> Sequence[Path]:
 def compose_tree(choices: Sequence[str], catalog: Catalog) -> DictConfig:
     """The typed tree with these choices (`algorithm=arpo`). Raises `ConfigError`.
 
-    A recipe's options are those of the component that it chooses. Where one of them is not an option of the component
+    A recipe's options belong to the component that it chooses. Where one of them is not an option of the component
     that the user chose instead (`engine=torch`), none is taken.
     """
     try:
@@ -309,7 +309,7 @@ def _explain(error: Exception, catalog: Catalog, choices: Sequence[str]) -> str:
 
 
 def _lacking(choices: Sequence[str]) -> str:
-    """What the chosen recipe says that it needs, and is not installed."""
+    """Name what the chosen recipe needs and is not installed."""
     recipes = files_of("experiment")
     names = [text.partition("=")[2] for text in choices if text.partition("=")[0] == "experiment"]
     texts = [recipes[name][0].path.read_text(encoding="utf-8") for name in names if name in recipes]
@@ -318,7 +318,7 @@ def _lacking(choices: Sequence[str]) -> str:
 
 
 def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:
-    """What these choices are composed of, in order; and group -> name of the layer that overrode it."""
+    """Return the layers of these choices in order, and group -> name of the layer that overrode it."""
     loader = GlobalHydra.instance().config_loader()
     defaults = loader.compute_defaults_list("config", list(choices), RunMode.RUN)
     sources = loader.get_sources()

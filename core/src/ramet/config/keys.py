@@ -1,4 +1,4 @@
-"""What is declared of keys, by their dotted names: which jobs read one, and what a change of it does to a resumed run.
+"""Declarations of keys by their dotted names: which jobs read one, and what a change of it does to a resumed run.
 
 A key that the user set in a section that the job does not build would be silently inert, so it is an error. Presets
 and experiments may set any section: one experiment serves `ramet sft`, `ramet train` and `ramet eval`.

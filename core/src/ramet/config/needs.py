@@ -1,4 +1,4 @@
-"""What a recipe needs installed: its comment `# Needs: ramet[train] ramet-arpo`, written as for pip."""
+"""Packages that a recipe needs: its comment `# Needs: ramet[train] ramet-arpo`, written as for pip."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Check of a job's outputs against its inputs: an output that is an input, or a folder around one, is refused.
 
-Nothing is compared by name alone: links are followed first, and a pattern means the files that it matches.
+Files are not only compared by name: links are followed first, and a pattern means the files that it matches.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _same(first: Path, other: Path) -> bool:
 
 
 def _around_the_run(config: Config, job: str) -> Iterator[str]:
-    """A model folder is replaced as a whole when the training is done, and must not hold the run."""
+    """A model folder is replaced completely when the training is done, and must not hold the run."""
     if job == "sft" and config.run.out is not None:
         run = Path(config.run.root) / (config.run.name or "NAME")
         if how := _touches(Path(config.run.out), run):

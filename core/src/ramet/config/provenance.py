@@ -45,7 +45,7 @@ class Layer:
         return True
 
     def value(self, key: str) -> Any:
-        """What this layer sets `key` to, as it was written: an interpolation of it or of a section that it is in.
+        """Return this layer's value of `key` as it was written: an interpolation of it or of a section that it is in.
 
         A layer whose package is within `key` sets a part of it. Raises `KeyError` if it does not set it.
         """

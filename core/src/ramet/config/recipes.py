@@ -63,7 +63,7 @@ class Recipe:
 
     @property
     def data(self) -> tuple[str, ...]:
-        """What it trains on, or the benchmarks that it measures; empty if they are the user's."""
+        """Return data or benchmarks that it names; empty if they are the user's."""
         of_job = {"train": self._value("data", "train"), "sft": self._value("sft", "data")}
         listed = of_job.get(self.job, self.choices.get("benchmarks"))
         return tuple(map(str, listed)) if isinstance(listed, list) else ()
@@ -141,7 +141,7 @@ def _comment(label: str, text: str) -> str:
 def _written(
     name: str, found: Mapping[str, list[ConfigFile]], read: dict[str, Written], inside: tuple[str, ...] = ()
 ) -> Written:
-    """Return choices and sections of a recipe over those of the recipes that it begins with. `read`: those before it.
+    """Return choices and sections of a recipe over the recipes that it begins with. `read`: the recipes before it.
 
     Raises as readers of YAML do, and `ValueError` for what is not a mapping.
     """

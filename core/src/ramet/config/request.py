@@ -1,4 +1,4 @@
-"""What the user typed (`key=value …`), read, sorted and refused where it cannot be; and the points of a sweep."""
+"""Overrides of the user (`key=value …`), read, sorted and refused where it cannot be; and the points of a sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
 
 @dataclass(slots=True)
 class JobRequest:
-    """What the user typed, sorted. A repeated key counts once, the last one wins."""
+    """The user's overrides, sorted. A repeated key counts once, the last one wins."""
 
     job: str
     choices: dict[str, Override] = field(default_factory=dict)  # group -> override
@@ -56,7 +56,7 @@ def read(overrides: Sequence[str], job: str) -> JobRequest:
 
 
 def _unused(key: str, job: str) -> str | None:
-    """What is wrong with setting `key` for this job, and the job's own key for the same, if there is one."""
+    """Return what is wrong with setting `key` for this job, and the job's own key for the same, if there is one."""
     problem = unused_key(key, job)
     if problem is None or key in REPLACED.get(job, {}):
         return problem
@@ -68,7 +68,7 @@ def _unused(key: str, job: str) -> str | None:
 
 
 def _how_to_write(text: str, error: ConfigError) -> str:
-    """What is wrong with an override that cannot be read, and how to write it.
+    """Say what is wrong with an override that cannot be read, and how to write it.
 
     Hydra takes only ASCII letters and some signs outside quotes.
     """
@@ -80,7 +80,7 @@ def _how_to_write(text: str, error: ConfigError) -> str:
 
 
 def _bare_word(text: str) -> str:
-    """What to write instead of a word without `=`, which may be a file of settings or the name of a preset."""
+    """Say what to write instead of a word without `=`, which may be a file of settings or the name of a preset."""
     path = PurePath(text)
     if path.suffix in (".yaml", ".yml"):
         return (
@@ -96,7 +96,7 @@ def _refused(override: Override, text: str) -> str | None:
     if key.partition(".")[0].partition("/")[0] == "hydra":
         return f"{key}: Hydra's own keys cannot be set here (directories with presets: --config-dir)"
     if override.is_delete():
-        return f"{text}: deleting is not possible; choose something else, as in tools=[]"
+        return f"{text}: deleting is not possible; choose another value, as in tools=[]"
     if override.package is not None:
         return f"{text}: '@package' is not possible here"
     if override.is_sweep_override():
@@ -115,7 +115,7 @@ def wrong_choices(request: JobRequest, catalog: Catalog) -> dict[str, list[str]]
         if isinstance(value, list) and group not in many:
             wrong[group] = [f"{group}: takes one name, got {value}"]
         elif value is None or isinstance(value, dict):
-            wrong[group] = [f"{group}: {override.get_value_string()} is no choice; allowed: {', '.join(options)}"]
+            wrong[group] = [f"{group}: {override.get_value_string()} is not a choice; allowed: {', '.join(options)}"]
         elif bad:
             wrong[group] = [catalog.unknown_choice(group, name, options) for name in bad]
     return wrong
@@ -123,7 +123,7 @@ def wrong_choices(request: JobRequest, catalog: Catalog) -> dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class SweptOverrides:
-    """What was typed for a sweep. Hydra composes every point before Ramet does, and knows no instances
+    """The overrides of a sweep. Hydra composes every point before Ramet does, and knows no instances
     (`GROUP.NAME.use`): it is given only the values that are swept, under names of its own.
     """
 

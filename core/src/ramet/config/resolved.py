@@ -1,4 +1,4 @@
-"""What composing gives: dataclasses for the job, and the record of how they came about, as YAML.
+"""The result of composing: dataclasses for the job, and the record of how they came about, as YAML.
 
 Values from the environment are never written: `${oc.env:KEY}` stays as it is.
 """

@@ -1,8 +1,8 @@
 """The core's configuration: the single source of types, defaults, ranges and help (docs/configuration.md).
 
 `schema_rollout`, `schema_train` and `schema_sft` declare the sections of their jobs; all are imported from here.
-Sections of plugins are not here: each plugin's own dataclass is. What the core decides about a component is beside
-`params`, which holds the plugin's options: `tools.python.timeout_s`, `tools.python.params.memory_mb`.
+Sections of plugins are not here: each plugin's own dataclass is. What the core decides about a component is next
+to `params`, which has the plugin's options: `tools.python.timeout_s`, `tools.python.params.memory_mb`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sections of rollouts, and of the components that play, judge and measure them (`ramet.config.schema`)."""
+"""The sections of rollouts, and of the components that run, judge and measure them (`ramet.config.schema`)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class TrainConfig:
         1, "passes over a step's rollouts", minimum=1, resume=NUMBERS, aka="ppo_epochs num_iterations num_ppo_epochs"
     )
     old_logprobs: OldLogprobs = option(
-        OldLogprobs.TRAINER, "log-probabilities before the update; trainer: recomputed once per step; engine: those of "
+        OldLogprobs.TRAINER, "log-probabilities before the update; trainer: recomputed once per step; engine: from "
         "sampling, one forward pass less", resume=NUMBERS
     )
     loss_aggregation: LossAggregation = option(

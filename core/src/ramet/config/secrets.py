@@ -1,6 +1,6 @@
 """Keys and passwords come from the environment, never from what is written down: configurations are recorded, shared.
 
-A secret is recognised by the name of its option (where that may mean something else, as `key` and `stop_token` may,
+A secret is recognised by the name of its option (where that may have another meaning, as `key` and `stop_token` may,
 also by its looks), and under any name by its value: a URL with a password, a key of a known form. It must be given as
 `${oc.env:VARIABLE}`, which stays as it is in every record. What came from the environment is hidden in every message.
 """
@@ -36,7 +36,7 @@ _values: dict[str, str] = {}  # of variables that a configuration named -> how i
 
 
 def written_secrets(texts: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What is wrong with (dotted key, text as it was written) pairs that hold a secret in plain text."""
+    """Say what is wrong with (dotted key, text as it was written) pairs that hold a secret in plain text."""
     for key, text in texts:
         if text and text != "???" and not FROM_ENVIRONMENT.fullmatch(text) and _is_secret(key, text):
             instead = f"put it into an environment variable and write {key}='${{oc.env:VARIABLE}}'"

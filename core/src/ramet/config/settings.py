@@ -105,7 +105,7 @@ def _list_hint(expected: str, setting: Setting) -> str:
 
 
 def unknown_key(config: DictConfig, key: str, job: str) -> str | None:
-    """What is wrong with a key that the configuration does not have, None if it has it.
+    """Say what is wrong with a key that the configuration does not have, None if it has it.
 
     Only keys that `job` reads are suggested instead.
     """

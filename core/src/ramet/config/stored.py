@@ -15,7 +15,7 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def stored_entry(text: str, section: str, name: str) -> dict[str, Any]:
-    """What the configuration `text` says of `SECTION.NAME`, interpolations of the environment as they are written."""
+    """Return the entry `SECTION.NAME` of a configuration, interpolations of the environment as they are written."""
     recorded: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     try:
         return dict(recorded[section][name] or {})

@@ -52,7 +52,7 @@ def code_options(components: Mapping[str, Any]) -> dict[str, str]:
 def untrusted(code: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
     """Return one problem for each of `layers` that sets a key of `code` and that the user does not trust.
 
-    `layers` are those of the user's folders.
+    `layers` come from the user's folders.
     """
     named = ((layer.file, {key: code[key] for key in code if layer.sets(key)}) for layer in layers)
     return [problem for file, own in named for problem in untrusted_file(file, own)]

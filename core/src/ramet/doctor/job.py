@@ -30,7 +30,7 @@ CHECK_TIMEOUT_S = 60.0  # of a check that is async; others are waited for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What one package found. `name`: of its check."""
+    """The findings of one package. `name`: of its check."""
 
     name: str
     distribution: str
@@ -109,7 +109,7 @@ def _plugins() -> Iterator[Finding]:
 def _started_servers(config: Config, failed: set[str], *, offline: bool) -> Iterator[Finding]:
     """Start each MCP server, ask it for its tools, and end it. With `offline` none is: it may use the network.
 
-    Those of `failed` checks cannot start, which was reported.
+    Servers of `failed` checks cannot start, which was reported.
     """
     for name, settings in config.tools.items():
         what = f"tools.{name}"

@@ -1,4 +1,4 @@
-"""What several checks of a run read from it: single rollouts with their scores, means, trends, and findings."""
+"""Readings that several checks of a run use: single rollouts with their scores, means, trends, and findings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def number(run: StoredRun, key: str, default: float = 0.0) -> float:
 
 
 def shown(run: StoredRun, key: str, default: float = 0.0) -> str:
-    """Return the value of a key for a text: a number in short, anything else as it is in the configuration."""
+    """Return the value of a key for a text: a number in short, others as they are in the configuration."""
     value = run.option(key, default)
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 

@@ -1,7 +1,7 @@
 """Thresholds of `ramet doctor RUN`, each with its reason. docs/doctor.md lists the same values.
 
-`_LOOK` gives a warning, `_WRONG` a problem. Shares are of rollouts unless the comment names something else. A value is
-the mean over the whole run unless the comment names another one.
+`_LOOK` gives a warning, `_WRONG` a problem. Shares are of rollouts unless the comment says otherwise. A value is
+the mean over all of the run unless the comment names another one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ REWARD_LOST = 0.5  # of the best third's reward is left: a problem
 
 # Data sources: each with at least this share of the rollouts is compared.
 SOURCE_SHARE = 0.1
-SOURCE_NONE, SOURCE_SOME = 0.02, 0.1  # one source's reward, and that of the best
+SOURCE_NONE, SOURCE_SOME = 0.02, 0.1  # one source's reward, and the best one's
 SOURCE_SIGNAL, SOURCE_OTHER = 0.05, 0.3  # groups with a signal of one source, and of the one with most
 
 # Forks of a branch policy that can fork.
@@ -81,7 +81,7 @@ FORKS_FEW = 0.25  # forks per group: one in four groups compares a fork with its
 VALID_FALL, VALID_SE = 0.05, 2.0  # reward, from the best validation before to the last, and so many standard errors
 VALID_TASKS = 32  # for the standard error, where the manifest does not say how many there were
 PART_CHANGE = 0.05  # by which one part of the reward falls, before its weight
-PART_SHARE = 0.25  # of the whole reward's rise: a smaller fall of a part is made up for
+PART_SHARE = 0.25  # of the complete reward's rise: a smaller fall of a part is outweighed
 
 # Time. A step under STEP_S is not worth a change.
 STEP_S = 1.0

@@ -78,7 +78,7 @@ class VllmEngineConfig:
 class OpenAIEngineConfig:
     """The engine `openai`: servers that speak the OpenAI API, as `vllm serve` does. `model.path` has the tokenizer.
 
-    `server.concurrency` is `slots`, and `server.timeout_s` is that of a complete turn: minutes on a busy server.
+    `server.concurrency` is `slots`, and `server.timeout_s` is for a complete turn: minutes on a busy server.
     """
 
     slots: int = option(256, "requests at the same time, at all servers together", minimum=1, resume=Resume.MEMORY)

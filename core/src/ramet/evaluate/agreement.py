@@ -82,7 +82,7 @@ def read_judge(file: Path) -> tuple[dict[str, Any], Verdicts]:
 
 
 def judge_files(file: Path) -> Iterator[Path]:
-    """Yield the files beside the results `file` that judges wrote."""
+    """Yield the files that judges wrote next to the results `file`."""
     yield from sorted(file.parent.glob(f"{file.name.removesuffix('.json')}{JUDGES}*.json"))
 
 

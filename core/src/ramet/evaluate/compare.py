@@ -1,7 +1,7 @@
-"""Two or more evaluations beside each other: the difference by task, with an interval that knows that tasks are paired.
+"""Two or more evaluations compared: the difference by task, with an interval that knows that tasks are paired.
 
 Both models answered the same tasks, so the difference of each task's mean scores is the unit: its interval is far
-narrower than those of two separate means (Miller 2024, arXiv 2411.00640, section 4). From 50 tasks on it is a
+narrower than the intervals of two separate means (Miller 2024, arXiv 2411.00640, section 4). From 50 tasks on it is a
 percentile bootstrap over tasks (Efron 1979), with a fixed seed, so that the same files give the same interval. With
 fewer tasks the bootstrap is too narrow (2 to 8 tasks of equal models: 11 to 19 % false differences), so there it is
 Student's t of the paired differences. Fewer than 6 tasks, or differences that are all equal, have no interval.
@@ -136,7 +136,7 @@ def interval(differences: Sequence[float]) -> tuple[float | None, float | None]:
 
 def bootstrap(values: Sequence[float], *, seed: int = 1) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of one value per task."""
-    import numpy as np  # here alone: reports are written without it
+    import numpy as np  # only here: reports are written without it
 
     n = len(values)
     rng, array = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)

@@ -69,7 +69,7 @@ class EvaluateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEvaluation:
-    """What an evaluation measures, checked."""
+    """The checked parts of an evaluation."""
 
     components: Components
     benchmarks: Mapping[str, Benchmark]  # by name, as are their tasks
@@ -79,7 +79,7 @@ class PreparedEvaluation:
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
     def count(self, partial: PartialResults) -> tuple[int, int]:
-        """Rollouts that have no score yet, and those of them that are to be played, not only judged."""
+        """Count rollouts that have no score yet, and how many of them are to be run, not only judged."""
         keys = [(name, task.id) for name, tasks in self.tasks.items() for task in tasks]
         return sum(len(partial.missing(*key)) for key in keys), sum(len(partial.to_play(*key)) for key in keys)
 
@@ -130,7 +130,7 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             missing, to_play = prepared.count(partial)
             total = config.evaluate.k * sum(map(len, prepared.tasks.values()))
             if missing < total:
-                text = "%s: %d of %d rollouts are there, %d are played, %d are judged again"
+                text = "%s: %d of %d rollouts are there, %d are run, %d are judged again"
                 logger.info(text, partial.path, total - missing, total, to_play, missing - to_play)
             with open_trackers(_without_console(config), run_dir.path, total_steps=0) as tracker:
                 if missing:
@@ -251,7 +251,7 @@ def load_benchmark(name: str, benchmark: Benchmark, settings: BenchmarkConfig) -
 async def _measure(config: Config, prepared: PreparedEvaluation, partial: PartialResults, *, folder: Path) -> None:
     plans = {name: rules.plan(config.evaluate.k) for name, rules in prepared.rules.items()}
     components, tools = prepared.components, prepared.tools
-    services = RunServices(folder=folder, seed=config.run.seed)  # here alone: all scoring is in this process
+    services = RunServices(folder=folder, seed=config.run.seed)  # only here: all scoring is in this process
     async with started(prepared.benchmarks, services):
         await judge_again(prepared.benchmarks, partial)
         if prepared.count(partial)[1] == 0:

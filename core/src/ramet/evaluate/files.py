@@ -1,4 +1,4 @@
-"""The files of a finished evaluation: a summary, and beside it its tasks and rollouts as JSON lines.
+"""The files of a finished evaluation: a summary, and next to it its tasks and rollouts as JSON lines.
 
 `results.json` has everything that a reader needs to believe or to repeat a number. `results.tasks.jsonl` has a line for
 each task (`TaskResult`): prompt, answers, scores. `results.rollouts.jsonl.gz` has in the same order the record of its
@@ -118,7 +118,7 @@ def read_rollouts(out: Path, body: Mapping[str, Any]) -> Iterator[tuple[str, Gro
     about, path = body.get("rollouts"), rollouts_path(out)
     keys = [(result["name"], task["task"]) for result in body["results"] for task in result["tasks"]]
     if not about or about["groups"] != len(keys):
-        raise ConfigError(f"{out}: its rollouts were not recorded whole, so it cannot be scored again")
+        raise ConfigError(f"{out}: not all of its rollouts were recorded, so it cannot be scored again")
     _check_hash(path, about, out)
     for (benchmark, task), record in zip(keys, read_records(path), strict=True):
         if record.group.task.id != task:

@@ -1,7 +1,7 @@
-"""What is measured and with what, and whether a later process may continue it.
+"""The header of an evaluation: what is measured with what, and whether a later process may continue it.
 
-Another model, other tasks or a smaller k is another evaluation. A larger k plays what is missing. A longer deadline,
-more retries or other hardware is the same one: what they change is how much fails. Everything else needs
+Another model, other tasks or a smaller k is another evaluation. A larger k runs the missing rollouts. A longer
+deadline, more retries or other hardware is the same one: what they change is how much fails. Any other change needs
 `run.allow_config_change`, and is recorded.
 """
 
@@ -26,7 +26,7 @@ OPEN = ("versions", "plugins")  # may change before an evaluation is resumed, if
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What is at the beginning of a results file."""
+    """The beginning of a results file."""
 
     model: str
     k: int  # rollouts per task

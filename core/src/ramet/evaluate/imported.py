@@ -44,7 +44,7 @@ from ramet.types import (
 
 FILE = re.compile(r"(?P<name>.+)_output_(?P<turn>\d+)\.json")
 NAMES = {"2wiki": "two_wiki", "SimpleQA": "simpleqa"}  # of data sets that have another name here
-FAILED = re.compile(r"Timeout$|Error: ")  # a prediction that is none
+FAILED = re.compile(r"Timeout$|Error: ")  # in place of a prediction
 UNANSWERED = re.compile(r"(?:\A|</result>)\s*(?:None\s*)+\Z")  # what is written for a turn that no server answered
 CALL = re.compile(r"<(python|search)>(.*?)</\1>(?:\s*<result>(.*?)</result>)?", re.DOTALL)
 PARAMETERS = {"python": "code", "search": "query"}
@@ -117,7 +117,7 @@ def _has(record: Any, key: str) -> bool:
 
 
 def import_outputs(outputs: Sequence[Outputs], resolved: Resolved, out: Path, *, model: str, matched: bool) -> Results:
-    """Score outputs and write the results. `matched`: ids and gold answers are those of the benchmarks' own tasks.
+    """Score outputs and write the results. `matched`: ids and gold answers come from the benchmarks' own tasks.
 
     Raises `ConfigError` for questions that the benchmark does not have, and for files that are there already.
     """

@@ -1,8 +1,8 @@
 """`ramet judge RESULT`: rewards, an LLM judge mostly, over the stored rollouts of an evaluation, as a pass of its own.
 
-Nothing is played. Each reward becomes a metric in a file of its own beside the results (`results.judge-NAME.json`);
+No rollout is run. Each reward becomes a metric in a separate file next to the results (`results.judge-NAME.json`);
 every verdict is on disk as soon as it is there, with what a model was asked and answered for it, and the same command
-asks for what is missing alone. Another judge is another entry of `rewards`, under a name of its own. What was not
+asks only for what is missing. Another judge is another entry of `rewards`, under a name of its own. What was not
 judged is counted, never 0.
 """
 
@@ -99,7 +99,7 @@ def _check_tasks(file: Path, scorer: Scorer, tasks: Sequence[Task]) -> None:
 
 
 def _decisive(resolved: Resolved, name: str) -> dict[str, Any]:
-    """What decides what the judge says: its options (YAML's secrets are not in them), and hashes of files they name."""
+    """Return what decides the verdicts: the judge's options without YAML's secrets, and hashes of files they name."""
     entry = stored_entry(resolved.text, "rewards", name)
     prefix = f"rewards.{name}.params."
     files = {
@@ -178,7 +178,7 @@ class _Pass:
             self._verdicts.add_line(line)
 
     def _earlier(self) -> Verdicts:
-        """What an earlier pass left, finished or not; the partial file is there afterwards."""
+        """Read the verdicts of an earlier pass, finished or not; the partial file is there afterwards."""
         if self._lines.resume():
             verdicts = Verdicts()
             for _, body in self._lines.read():

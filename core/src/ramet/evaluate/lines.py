@@ -13,7 +13,7 @@ from ramet.io.atomic import open_atomic
 from ramet.io.json_lines import append_line, cut_torn_end, json_line, json_text
 
 HEADER = "schema"  # the first key of a header, which no other line has
-BEGINNING = b'{"schema":'  # of the file, so that a file of something else is never written to
+BEGINNING = b'{"schema":'  # of the file, so that no other file is ever written to
 SYNC_S = 1.0  # between two waits for the disk
 
 
@@ -31,10 +31,10 @@ class ResumableLines:
     def resume(self) -> bool:
         """Whether there is a header and what follows it. A torn last line is cut off.
 
-        Raises `ConfigError` for a link and for a file of something else, which is left as it is.
+        Raises `ConfigError` for a link and for any other file, which is left as it is.
         """
         if self.path.is_symlink() or (self.path.exists() and not self._begins_with_header()):
-            raise ConfigError(f"{self.path} is a link or a file of something else; move it, or choose another name")
+            raise ConfigError(f"{self.path} is a link or not such a file; move it, or choose another name")
         return cut_torn_end(self.path) > 0
 
     def begin(self, header: Mapping[str, Any], objects: Iterable[Any] = ()) -> None:
@@ -45,7 +45,7 @@ class ResumableLines:
 
     def append(self, value: Any) -> int:
         """Append an object and return its place. It survives a kill when this returns, and the end of the machine
-        within `SYNC_S`: waiting for the disk each time would hold everything else up.
+        within `SYNC_S`: waiting for the disk each time would delay all other work.
         """
         sync = time.monotonic() >= self._synced + SYNC_S
         start = append_line(self.path, json_text(value), sync=sync)

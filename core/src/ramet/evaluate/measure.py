@@ -1,7 +1,7 @@
-"""Measuring: benchmark tasks through the same rollout code that trains, scored while other tasks still play.
+"""Measuring: benchmark tasks through the same rollout code that trains, scored while other tasks still run.
 
-What was played and not judged by an earlier attempt is judged first, as it was recorded: a judge that was down costs no
-generation, and no rollout is played until a judge likes its answer better.
+Rollouts that an earlier attempt ran and did not judge are judged first, as they were recorded: a judge that was down
+costs no generation, and no rollout is repeated until a judge likes its answer better.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def started(benchmarks: Mapping[str, Benchmark], services: RunServices) ->
 
 
 async def judge_again(benchmarks: Mapping[str, Benchmark], partial: PartialResults) -> None:
-    """Score the rollouts that an earlier attempt played and did not judge. What is not judged again is left so."""
+    """Score the rollouts that an earlier attempt ran and did not judge. Those that are not judged now stay so."""
     places, n = asyncio.Semaphore(AT_ONCE), 0
 
     async def again(name: str, group: Group) -> None:
@@ -80,10 +80,10 @@ async def measure(
     partial: PartialResults,
     report: Report | None = None,
 ) -> None:
-    """Play and score what `partial` does not hold yet: whole tasks, and rollouts that were masked.
+    """Run and score what `partial` does not have yet: complete tasks, and rollouts that were masked.
 
     Each task is on disk as soon as it is scored. A rollout that is tried again has the seed that it had. A benchmark
-    that breaks the contract ends it at once: nothing more is played.
+    that breaks the contract ends it at once: no further rollout is run.
     """
     n_done = 0
 
@@ -105,7 +105,7 @@ async def measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTask:
-    """The rollouts of one task, or those of them that were asked for, scored by the benchmark."""
+    """The rollouts of one task, or the ones that were asked for, scored by the benchmark."""
 
     group: Group
     result: TaskResult
@@ -124,10 +124,10 @@ async def measure_tasks(
     plan: RolloutPlan,
     keep: Keep,
 ) -> None:
-    """Play and score tasks of one benchmark, which come by the numbers of the rollouts that each lacks.
+    """Run and score tasks of one benchmark, which come by the numbers of the rollouts that each lacks.
 
-    `keep` is given each task as soon as it is scored, while others still play. What it raises, or a benchmark that
-    breaks the contract, stops the playing at once.
+    `keep` is given each task as soon as it is scored, while others still run. What it raises, or a benchmark that
+    breaks the contract, stops all rollouts at once.
     """
 
     async def score(group: Group) -> None:
@@ -154,7 +154,7 @@ async def _play(
     await rollouts.run(RolloutRequest(tasks=tasks, step=0, plan=plan), on_group=on_group)
     if missing := [task.id for task in tasks if task.id not in done]:
         raise RametError(
-            f"asked for rollouts of {len(tasks)} tasks, got those of {len(done)}; missing: {', '.join(missing[:3])}"
+            f"asked for rollouts of {len(tasks)} tasks, got rollouts of {len(done)}; missing: {', '.join(missing[:3])}"
         )
 
 
@@ -171,7 +171,7 @@ async def score_group(name: str, benchmark: Benchmark, group: Group) -> Measured
 async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Judgement:
     """Scores of one rollout; none where it is masked or the benchmark could not judge it.
 
-    Raises `PluginError` if the benchmark returned something else than scores of its metrics.
+    Raises `PluginError` if the benchmark returned anything but scores of its metrics.
     """
     if not rollout.valid:
         return Judgement()

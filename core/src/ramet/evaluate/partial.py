@@ -1,8 +1,8 @@
 """An evaluation in progress, and how a later process continues it.
 
 An evaluation appends a JSON line for each finished task to `<out>.partial.jsonl`, whose first line states what is being
-measured. A killed evaluation continues after the last whole line; one with other settings is refused. Rollouts that
-were masked are played again, those that were not judged are judged again as they were recorded. At the end the lines
+measured. A killed evaluation continues after the last complete line; one with other settings is refused. Rollouts that
+were masked are run again, and rollouts that were not judged are judged as they were recorded. At the end the lines
 become the files of a finished evaluation (`ramet.evaluate.files`).
 """
 
@@ -28,14 +28,14 @@ from ramet.types import Group
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file
-RECORD = "record"  # in a line, beside the fields of the `TaskResult`: its new rollouts, if they were recorded
+RECORD = "record"  # in a line, after the fields of the `TaskResult`: its new rollouts, if they were recorded
 Key = tuple[str, str]  # benchmark, task
 
 
 class TaskLines:
     """The partial file. Texts and records stay in it; scores and counts are in memory.
 
-    A later line of a task holds its whole result, and the record of what was played since the line before.
+    A later line of a task has its complete result, and the record of the rollouts since the line before.
     """
 
     def __init__(self, out: Path) -> None:
@@ -116,17 +116,17 @@ class PartialResults:
             self._found.read()
 
     def missing(self, benchmark: str, task: str) -> tuple[int, ...]:
-        """Numbers of the task's rollouts that have no score: not played, masked, or not judged."""
+        """Numbers of the task's rollouts that have no score: not run, masked, or not judged."""
         result, k = self._found.tasks.get((benchmark, task)), self.header.k
         return tuple(range(k)) if result is None else result.missing(self.header.benchmarks[benchmark].metrics[0], k)
 
     def to_play(self, benchmark: str, task: str) -> tuple[int, ...]:
-        """Return the missing rollouts that are to be played, again or for the first time: all but the `unjudged`."""
+        """Return the missing rollouts that are to be run, again or for the first time: all but the `unjudged`."""
         unjudged = self._unjudged(benchmark, task)
         return tuple(number for number in self.missing(benchmark, task) if number not in unjudged)
 
     def unjudged(self, benchmark: str) -> Iterator[Group]:
-        """Yield by task the rollouts that were played and recorded, and not judged."""
+        """Yield by task the rollouts that were run and recorded, and not judged."""
         for key in [key for key in self._found.tasks if key[0] == benchmark]:
             if numbers := self._unjudged(*key):
                 _, record = self._found.of(key)
@@ -139,7 +139,7 @@ class PartialResults:
                 yield Group(task=record.group.task, rollouts=tuple(rollouts))
 
     def add(self, result: TaskResult, record: GroupRecord | None = None) -> None:
-        """Keep a finished task, or those of its rollouts that were missing. It survives a kill when this returns.
+        """Keep a finished task, or its rollouts that were missing. It survives a kill when this returns.
 
         Without the `record` of its rollouts the evaluation cannot be replayed.
         """
@@ -176,7 +176,7 @@ class PartialResults:
             self.header = replace(self.header, settings={**self.header.settings, CHANGES: changes})
 
     def _unjudged(self, benchmark: str, task: str) -> set[int]:
-        """Numbers of the rollouts that were played without a fault, are on disk, and have no score."""
+        """Numbers of the rollouts that ran without a fault, are on disk, and have no score."""
         key = benchmark, task
         if key not in self._found.tasks:
             return set()

@@ -1,4 +1,4 @@
-"""`ramet eval --replay RESULT`: score everything that an evaluation played once more, without a model or a network.
+"""`ramet eval --replay RESULT`: score all rollouts of an evaluation once more, without a model or a network.
 
 The numbers must be those that the file holds; where they are not, a benchmark, its package or the file has changed.
 What judges were asked and answered is in the file, so their raw answers are read again. Where it is not (a judge that
@@ -98,7 +98,7 @@ def _gone(body: Mapping[str, Any]) -> list[str]:
 
 
 class _CommandLine:
-    """What the command line says of the options that the file holds."""
+    """The command line's changes of the options that the file has."""
 
     def __init__(self, file: Path, overrides: Sequence[str]) -> None:
         self._file = file
@@ -108,7 +108,7 @@ class _CommandLine:
         self._values |= {key: setting.value for key, setting in request.settings.items()}
 
     def options(self, entry: Entry[Any], recorded: Mapping[str, Any], key: str) -> list[Any]:
-        """What the factory takes. Raises `ConfigError` where a program or code would run that only the file names."""
+        """Return what the factory takes. Raises `ConfigError` for a program or code that only the file names."""
         if entry.config is None:
             return []
         where = f"{key}.params."
@@ -130,7 +130,7 @@ class _CommandLine:
         return [options]
 
     def check_sections(self, keys: Collection[str]) -> None:
-        """Raise `ConfigErrors` for what is set of anything else than the components `keys`."""
+        """Raise `ConfigErrors` for settings of any section but the components `keys`."""
         raise_all(
             f"{name}: --replay scores a finished evaluation as it was configured; only a file of code of "
             f"{', '.join(keys)} is named again"

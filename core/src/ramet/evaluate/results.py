@@ -124,5 +124,5 @@ def check_complete(results: Results, limit: float, partial: Path) -> None:
     if problems:
         raise kind(
             f"{'; '.join(problems)}. No results are written, since those left would be a biased subset. What is judged "
-            f"is kept in {partial}: remove the cause and start the same command again, which plays only what is missing"
+            f"is kept in {partial}: remove the cause and start the same command again, which runs only what is missing"
         )

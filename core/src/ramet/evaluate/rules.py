@@ -21,7 +21,7 @@ DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 0.0, "min_p": 0.0, "repe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRules:
-    """What holds for one benchmark. `prompt` is a template with `{question}`."""
+    """The settings of one benchmark. `prompt` is a template with `{question}`."""
 
     tools: tuple[str, ...] | None = None  # None: all that are configured
     limits: Mapping[str, int] = field(default_factory=dict)  # calls of a rollout, by tool

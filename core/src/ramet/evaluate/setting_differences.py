@@ -1,4 +1,4 @@
-"""What was set differently in two evaluations, apart from the model: then a difference is not the model's alone."""
+"""Settings that differ between two evaluations, apart from the model: a difference may come from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
         settings.append((f"{name}: model chosen on its tasks by", _chosen_by(before, name), _chosen_by(after, name)))
     configured = _configured(_config(before), _config(after), both)
     imported = [IMPORTED in (body.get("settings") or {}) for body in (before, after)]
-    if any(imported):  # the configuration of an import is that of its scores alone
+    if any(imported):  # the configuration of an import is only about its scores
         configured = (change for change in configured if change[0].startswith("benchmarks."))
         known = [UNKNOWN if is_imported else "recorded" for is_imported in imported]
         settings.append((PLAYED, known[0], known[1]))

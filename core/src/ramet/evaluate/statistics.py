@@ -1,4 +1,4 @@
-"""What an evaluation may claim: avg@k with an interval that knows about tasks, unbiased pass@k, and maj@k.
+"""The claims of an evaluation: avg@k with an interval that knows about tasks, unbiased pass@k, and maj@k.
 
 Rollouts of one task are not independent, so the task is the unit: avg@k is the mean of the tasks' own means, and its
 standard error comes from the spread of those means (the clustered standard error of Miller 2024, arXiv 2411.00640, with
@@ -149,7 +149,7 @@ def over_tasks(values: Sequence[float]) -> Estimate:
 def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile: |t| stays below it with probability `confidence`. Found by bisection.
 
-    `scipy.stats.t.ppf` gives the same, but nothing else here needs scipy.
+    `scipy.stats.t.ppf` gives the same, but would be the only need of scipy.
     """
     low, high = 0.0, 1e4
     if freedom > 10000:  # equal to three decimals there
@@ -161,7 +161,7 @@ def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def t_within(t: float, freedom: int) -> float:
-    """P(|T| <= t) for whole degrees of freedom: the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    """P(|T| <= t) for integer degrees of freedom: the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2 == 1
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)

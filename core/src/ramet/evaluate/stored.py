@@ -26,7 +26,7 @@ class StoredEvaluation:
 
     def records(self) -> Iterator[tuple[str, GroupRecord]]:
         """Benchmark and rollouts of the tasks, in the order of the results. Raises `ConfigError` where they are not
-        there, or not those of the results.
+        there, or belong to other results.
         """
         if self.running is None:
             yield from read_rollouts(self.out, self.body)
@@ -52,7 +52,7 @@ def result_files(run: Path, section: Mapping[str, Any]) -> list[Path]:
 
 
 def stored_evaluation(out: Path) -> StoredEvaluation | None:
-    """What is at the results file `out`, or on its way there; None: nothing. Raises `ConfigError` for a broken file."""
+    """Return the evaluation at `out`, finished or not; None: there is none. Raises `ConfigError` for a broken file."""
     running = TaskLines(out)
     try:
         header = running.read()

@@ -71,7 +71,7 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
 def sweep_cells(
     points: Sequence[tuple[str, Mapping[str, Any]]], *, title: str | None = None, first: str = "point"
 ) -> TextTable:
-    """Results files beside each other, each with its name: the rows of `results_cells` by benchmark.
+    """Results files side by side, each with its name: the rows of `results_cells` by benchmark.
 
     `title`: for results that are not points of a sweep; `first`: the title of the first column.
     """
@@ -122,9 +122,9 @@ def setting_cells(
     *,
     columns: tuple[str, str] = ("A", "B"),
     title: str = "measured differently",
-    caption: str = "B - A is not that of the models alone",
+    caption: str = "B - A is not only a difference of the models",
 ) -> TextTable:
-    """What was set differently, without rows if nothing was. `columns`: the titles of the two sides."""
+    """Settings that differ, without rows if nothing was. `columns`: the titles of the two sides."""
     return TextTable(
         columns=("setting", *columns),
         rows=[[difference.setting, difference.before, difference.after] for difference in differences],

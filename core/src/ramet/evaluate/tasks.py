@@ -29,7 +29,7 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a benchmark said of one rollout, and what it asked a model for that."""
+    """A benchmark's scores of one rollout, and what it asked a model for them."""
 
     scores: Mapping[str, float | None] = field(default_factory=dict)  # by metric; None: not judged
     asked: tuple[ChatExchange, ...] = ()
@@ -73,7 +73,7 @@ class TaskResult:
     rollouts: tuple[RolloutResult, ...]
 
     def missing(self, metric: str, k: int) -> tuple[int, ...]:
-        """Numbers, of k rollouts, of those without a score in this metric: not played, masked, or not judged."""
+        """Return the numbers of the k rollouts without a score in this metric: not run, masked, or not judged."""
         judged = {int(r.id) for r in self.rollouts if r.why_missing(metric) is None}
         return tuple(number for number in range(k) if number not in judged)
 
@@ -103,7 +103,7 @@ class ToolStatistics:
     calls_per_rollout: float | None
     calls: Mapping[str, int]  # by tool, over all rollouts
     errors: Mapping[str, int]  # the model's own doing
-    infra: Mapping[str, int]  # ours
+    infra: Mapping[str, int]  # faults of infrastructure
     success: Mapping[str, float]  # share of a tool's calls that were neither
     mean_s: Mapping[str, float]  # of a call, by tool
     calls_if_right: float | None  # per rollout with a score of 1 in the main metric

@@ -28,7 +28,7 @@ from ramet.tracking.jsonl import read_metrics
 NAME = "README.md"
 OF_RUN = ("run.", "model.", "data.train", "data.valid", "sft.data", "sft.valid", "trackers", "wandb.", "cluster.")
 OF_MACHINE = re.compile(r"(^|[\s\[{(,:='\"])(/|~|\.\./)|://|/[^\s/]*\.\w")  # in a value: a path or an address
-# Beside the metrics of validations.
+# Next to the metrics of validations.
 SHOWN = ("reward/roots_mean", "reward/mean", "rollout/entropy", "sft/loss", "sft/valid_loss")
 MOST_FILES = 5  # of a data set, by name
 MOST_RUNS = 8  # one after the other, each with the model of the one before
@@ -48,7 +48,7 @@ def write_card(
     folder: Path, name: str, *, base: ModelConfig, run: Path | None = None, step: int | None = None,
     adapter: bool = False,
 ) -> None:  # fmt: skip
-    """Write `README.md`. `name`: on the hub, or that of the folder once it is there. `base`: the model that the run
+    """Write `README.md`. `name`: on the hub, or the folder's once it is there. `base`: the model that the run
     began with, on this machine. Without a run the card says that its training is not known.
     """
     saved, manifest = (None, None) if run is None else (read_run(run), read_manifest(run / MANIFEST))
@@ -59,7 +59,7 @@ def write_card(
     of_base = None if adapter and first.runs else first.name  # an adapter is of no use with another model
     parts = [_header(of_base, licence, runs, adapter=adapter), f"# {name}"]
     if run is None or saved is None or manifest is None:
-        parts.append("How it was trained is not known: it was made from weights alone.")
+        parts.append("How it was trained is not known: it was made only from weights.")
     else:
         parts += [_origin(first, facts, adapter=adapter), _data(runs), _recipe(run, saved, step), _metrics(run, step)]
         parts.append(_prompt(manifest, saved.model.chat_template_kwargs))

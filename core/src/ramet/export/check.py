@@ -21,7 +21,7 @@ from ramet.config.schema import Dtype
 from ramet.rollout.record import read_records
 from ramet.types import Rollout
 
-# The largest difference between two models of equal weights in this type; a folder that computes something else is off
+# The largest difference between two models of equal weights in this type; a folder that computes other numbers is off
 # by several nats.
 THRESHOLDS = {Dtype.FLOAT32: 1e-5, Dtype.BFLOAT16: 0.05}
 COUNT = 4

@@ -1,4 +1,4 @@
-"""A new folder that appears whole or not at all."""
+"""A new folder that appears complete or not at all."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def import_gguf(source: Path, out: Path, *, dtype: Dtype = Dtype.FLOAT32, tokeni
     header = _read_header(source)
     raise_all(_problems(header, source, tokenizer))
     set_up_torch(RunConfig())
-    with tempfile.TemporaryDirectory() as alone:  # transformers prefers a tokenizer.json beside the file to the file
-        link = Path(alone) / "model.gguf"
+    with tempfile.TemporaryDirectory() as empty:  # transformers prefers a tokenizer.json next to the file to the file
+        link = Path(empty) / "model.gguf"
         link.symlink_to(source.resolve())
         words = _tokenizer_of(link, source, header) if tokenizer is None else _tokenizer_in(tokenizer)
         _require_exact(words, source if tokenizer is None else tokenizer)
@@ -127,7 +127,7 @@ def import_gguf(source: Path, out: Path, *, dtype: Dtype = Dtype.FLOAT32, tokeni
 
 
 def _read_header(source: Path) -> _Header:
-    """Read it. Raises `ConfigError` for a file that is not a whole GGUF file, or where the package gguf is missing."""
+    """Read it. Raises `ConfigError` for a file that is not a complete GGUF file, or without the package gguf."""
     try:
         with source.open("rb") as file:
             begin = file.read(len(MAGIC))
@@ -145,7 +145,7 @@ def _read_header(source: Path) -> _Header:
         fields = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
         tokens = reader.fields["tokenizer.ggml.tokens"].contents() if "tokenizer.ggml.tokens" in reader.fields else ()
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{source}: not a whole GGUF file: {error_text(error)}") from error
+        raise ConfigError(f"{source}: not a complete GGUF file: {error_text(error)}") from error
     types = tuple(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
     return _Header(fields=fields, tokens=tuple(tokens), types=types)
 

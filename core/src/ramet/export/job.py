@@ -68,7 +68,8 @@ def export_run(
     trust_remote_code: bool = False,
     name: str | None = None,
 ) -> Exported:
-    """The newest whole checkpoint, or that of `step`; of a finished `ramet sft` its model. `dtype` None: the run's;
+    """Return the newest complete checkpoint, or the one of `step`; of a finished `ramet sft` its model. `dtype` None:
+    the run's;
     `model`: where its base model is now, a folder or a name of the hub; `name`: what the model card calls it, if not by
     its folder.
 
@@ -157,7 +158,7 @@ def export_verl(
 
 
 def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
-    """The newest whole one, or that of `step`. Only reads, since the run may still be running. Raises `ConfigError`."""
+    """Return the newest complete one, or `step`'s. Only reads: the run may be running. Raises `ConfigError`."""
     steps = sorted(int(match[1]) for path in root.glob("step_*") if (match := NAME.fullmatch(path.name)))
     if step is not None and step not in steps:
         raise ConfigError(f"--step={step}: no such checkpoint in {root}; there: {', '.join(map(str, steps)) or 'none'}")
@@ -169,7 +170,7 @@ def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
             return Checkpoint(step=number, folder=folder)
         broken += problems
     raise ConfigError(
-        "; ".join([f"{root} holds no whole checkpoint{'' if step is None else f' of step {step}'}", *broken])
+        "; ".join([f"{root} has no complete checkpoint{'' if step is None else f' of step {step}'}", *broken])
     )
 
 
@@ -191,12 +192,12 @@ def _located(saved: SavedRun, model: Path | str | None) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainedWeights:
-    """What a run has trained, as it was found on disk."""
+    """The weights that a run has trained, as they were found on disk."""
 
     step: int
     folder: Path
     weights: Mapping[str, Tensor]
-    adapter: Mapping[str, Tensor]  # of LoRA, under peft's names; the weights are then those of the base model
+    adapter: Mapping[str, Tensor]  # of LoRA, under peft's names; the weights are then the base model's
 
 
 def _base(saved: SavedRun, model: Path | str | None) -> ModelConfig:
@@ -266,7 +267,7 @@ def _selection(run: Path, checkpoint: _TrainedWeights, valid: tuple[str, ...]) -
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The whole weights, whatever number of ranks wrote them; under LoRA the adapter's."""
+    """Return all weights, whatever number of ranks wrote them; under LoRA the adapter's."""
     try:
         return saved_weights(checkpoint.folder)
     except CheckpointError as error:
@@ -314,7 +315,7 @@ def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:
     """Return why there is no adapter to write."""
     if not adapter:
         runs = "runs without policy.lora_rank or sft.lora_rank"
-        return [f"--adapter: {where} holds whole weights, as {runs} do; leave --adapter out"]
+        return [f"--adapter: {where} has complete weights, as {runs} have; leave --adapter out"]
     return check_lora()
 
 
@@ -342,7 +343,7 @@ def _passed(comparison: Comparison, dtype: Dtype, out: Path) -> Comparison:
     if not comparison.passed:
         raise InfraError(
             f"{out}: not written: read back, the folder's log-probabilities differ by up to {comparison.read_back:.3g} "
-            f"from those of the same weights; at most {comparison.threshold:g} is allowed in {dtype}"
+            f"from the same weights'; at most {comparison.threshold:g} is allowed in {dtype}"
         )
     return comparison
 

@@ -44,7 +44,9 @@ def shard_files(folder: Path) -> list[Path]:
         raise ConfigError(f"{folder} holds no model_world_size_W_rank_R.pt")
     sizes = sorted({size for size, _ in files})
     if len(sizes) > 1:
-        raise ConfigError(f"{folder} mixes shards of the world sizes {', '.join(map(str, sizes))}; keep those of one")
+        raise ConfigError(
+            f"{folder} mixes shards of the world sizes {', '.join(map(str, sizes))}; keep the shards of one"
+        )
     ranks = {rank for _, rank in files}
     wanted = set(range(sizes[0]))
     if ranks - wanted:
@@ -68,7 +70,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors by name, as they were stored. Raises `ConfigErrors`."""
+    """Return the complete tensors by name, as they were stored. Raises `ConfigErrors`."""
     with _quiet_meshes():
         ranks = [_load(file) for file in shard_files(folder)]
     problems = [

@@ -1,4 +1,4 @@
-"""Several runs beside each other: each in short, the keys that differ, curves over each other, paired evaluations."""
+"""Several runs side by side: each in short, the keys that differ, curves over each other, paired evaluations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT_OUT = ("run.name", "run.out", "evaluate.out")  # keys that differ in any tw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """What is read of one run."""
+    """One run, as it is compared."""
 
     label: str
     lines: Sequence[MetricLine]

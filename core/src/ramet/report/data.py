@@ -1,4 +1,4 @@
-"""What the report shows of a run besides its rollouts: curves, facts, the before/after table, evaluations."""
+"""The report's data of a run without its rollouts: curves, facts, the before/after table, evaluations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
 logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
 SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
-SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
+SFT_FOLDER = "sft"  # where a run of several phases keeps the curves of its SFT
 VALIDATION = "valid/"  # metrics of validations: their curves come first
 FIRST = (VALID, ROOTS, ALL, "rollout/forks_per_group")  # curves, before the console's
 SHARES = ("_share", "hit_rate", "tool_use", "accuracy", "clip_fraction", "clip_fraction_low")  # ends of names
@@ -46,7 +46,7 @@ class ReportPhases:
     name: str
     sft: Path | None  # with the curves of SFT
     evaluation: Path | None
-    summary: Json  # numbers of the whole
+    summary: Json  # numbers of all phases
 
 
 def overview(
@@ -178,7 +178,7 @@ def _summary(body: Json | None) -> Json | None:
 
 
 def _cell(value: Any) -> float | str:
-    """A finite number as it is, and anything else as text: the page's JSON has no NaN."""
+    """A finite number as it is, and others as text: the page's JSON has no NaN."""
     return value if isinstance(value, int | float) and math.isfinite(value) else _text_of(value)
 
 
@@ -189,7 +189,7 @@ def _text_of(value: Any) -> str:
 def _facts(manifest: Json | None) -> list[list[str]]:
     """The manifest without its lists, which are shown below it as JSON, and what only those concern who read the file.
 
-    What a resume restores is said of trainings: an evaluation has no optimiser.
+    Only trainings list what a resume restores: an evaluation has no optimiser.
     """
     shown = manifest or {}
     left_out = {"format", "resume_level"} if shown.get("job") == "eval" else {"format"}

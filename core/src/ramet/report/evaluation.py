@@ -115,7 +115,7 @@ def _missing(tasks: Sequence[TaskResult], metric: str) -> list[list[Any]]:
 
 
 def _judges(evaluation: StoredEvaluation) -> Iterator[Json]:
-    """What `ramet judge` has said of these rollouts."""
+    """Verdicts of `ramet judge` on these rollouts."""
     for file in judge_files(evaluation.out):
         try:
             body = json.loads(file.read_text(encoding="ascii"))

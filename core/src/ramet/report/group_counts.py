@@ -1,4 +1,4 @@
-"""What the recorded groups say beyond the metrics: mean rewards of groups, for intervals, and why rollouts are masked.
+"""Counts of the recorded groups that metrics lack: mean rewards of groups, for intervals, and why rollouts are masked.
 
 Rollouts of one group are not independent, so the group is the unit of an interval, as the task is in an evaluation.
 """
@@ -19,7 +19,7 @@ ROOTS, ALL, VALID = "reward/roots_mean", "reward/mean", "valid/reward"  # metric
 
 @dataclass(slots=True)
 class GroupCounts:
-    """What is counted over the groups of steps and validations."""
+    """Counts over the groups of steps and validations."""
 
     means: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     masked: Counter[str] = field(default_factory=Counter)  # rollouts of steps, by what masked them

@@ -39,7 +39,7 @@ def write_report(run: Path, out: Path | None = None, phases: ReportPhases | None
     runs that it shows too.
 
     Raises `ConfigError` if the folder is missing or holds neither metrics nor results, and if `out` cannot be written
-    or is something else than an earlier report.
+    or is not an earlier report.
     """
     elsewhere = f"; `ramet report {run} --out FILE` writes it elsewhere" if out is None else ""
     out = out or run / "report.html"
@@ -55,9 +55,9 @@ def write_report(run: Path, out: Path | None = None, phases: ReportPhases | None
 
 
 def write_comparison(runs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write one page about several runs to `out`, by default `compare-A-B.html` beside the first, and return the path.
+    """Write one page about several runs to `out`, by default `compare-A-B.html` next to the first, and return the path.
 
-    Raises `ConfigError` as `comparison` does, and if `out` cannot be written or is something else than a report.
+    Raises `ConfigError` as `comparison` does, and if `out` cannot be written or is not a report.
     """
     elsewhere = "; `--out FILE` writes it elsewhere" if out is None else ""
     out = out or runs[0].parent / file_name(runs)
@@ -67,7 +67,7 @@ def write_comparison(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def _write(out: Path, text: str, runs: Sequence[Path], elsewhere: str) -> None:
-    """Write the page, for its owner alone if one of the runs is."""
+    """Write the page, only for its owner if one of the runs is."""
     private = any(not run.stat().st_mode & 0o077 for run in runs)
     try:
         write_file(out, text.encode("ascii", "xmlcharrefreplace"), private=private)
@@ -76,7 +76,7 @@ def _write(out: Path, text: str, runs: Sequence[Path], elsewhere: str) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Raise `ConfigError` where something else than a report is. A link is none, wherever it leads."""
+    """Raise `ConfigError` for a file that is not a report. A link is refused, wherever it leads."""
     if not os.path.lexists(out):
         return
     try:
@@ -86,11 +86,11 @@ def check_out(out: Path) -> None:
     except OSError:
         is_report = False
     if not is_report:
-        raise ConfigError(f"report: {out} is there already and is no report of Ramet's; name another file")
+        raise ConfigError(f"report: {out} is there already and is not a report of Ramet's; name another file")
 
 
 def page(facts: Mapping[str, object], scripts: Sequence[str], steps: Sequence[str] = ()) -> str:
-    """The whole file, of these scripts. Asset files are ASCII, so only the title can hold anything else."""
+    """The complete file, of these scripts. Asset files are ASCII, so only the title can have other characters."""
     script = "(() => {\n" + '"use strict";\n' + "\n".join(_asset(name) for name in scripts) + "})();\n"
     style = "\n".join(_asset(name) for name in STYLES)
     data = [_data("overview", safe_json(facts)), *(_data("step", text) for text in steps)]

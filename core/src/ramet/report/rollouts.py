@@ -1,4 +1,4 @@
-"""The recorded rollouts that are in the page: those of steps, validations and an evaluation, up to a size.
+"""The recorded rollouts that are in the page: of steps, validations and an evaluation, up to a size.
 
 Steps are the first, the last, and evenly spaced ones between; of an evaluation each benchmark has an equal share.
 """
@@ -21,14 +21,14 @@ from ramet.rollout.record import STEP_FILE, UNREADABLE, read_records
 
 logger = logging.getLogger(__name__)
 FOLDER = "rollouts"
-MOST_COUNTED = 200_000_000  # packed bytes of a run's records that are read for intervals alone
+MOST_COUNTED = 200_000_000  # packed bytes of a run's records that are read only for intervals
 EVALUATION = "eval"  # kind of a group; the others are the keys of `_TITLES`
 _TITLES = {"step": "Step {step}", "valid": "Validation after step {step}"}  # kind -> how notes begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What is shown of the rollouts: `scripts` are the kept ones, safe JSON in order; `notes` name what is left out."""
+    """The rollouts that are shown: `scripts` are the kept ones, safe JSON in order; `notes` name what is left out."""
 
     scripts: list[str]
     notes: list[str]
@@ -133,7 +133,7 @@ def _collect_evaluation(evaluation: StoredEvaluation, split: Splitter, max_bytes
                 for _, record in records
             )
             script, n_cut = _script(groups, max_bytes // n_left, whole=False)
-            assert script is not None  # only whole scripts may be left out
+            assert script is not None  # only complete scripts may be left out
             scripts.append(script)
             max_bytes, n_left = max_bytes - len(script), n_left - 1
             if n_cut:

@@ -78,7 +78,7 @@ class Layout:
 
     main: str  # the metric that is in every step
     higher_is_better: bool
-    columns: tuple[Column, ...]  # in the order in which they are shown; the first is that of `main`
+    columns: tuple[Column, ...]  # in the order in which they are shown; the first is `main`'s
 
 
 RL = Layout(
@@ -120,7 +120,7 @@ SFT = Layout(
 
 
 def layout_of(metrics: Mapping[str, float]) -> Layout | None:
-    """Return the layout of the training whose step these are; None for a validation alone."""
+    """Return the layout of the training whose step these are; None for only a validation."""
     return next((layout for layout in (RL, SFT) if layout.main in metrics), None)
 
 

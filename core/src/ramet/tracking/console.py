@@ -42,7 +42,7 @@ class PipeConsole(Console):
 
 
 class StepLines:
-    """What is written of a step where there is no table: `name value` pairs. `total_steps` 0: unknown."""
+    """The lines of a step where there is no table: `name value` pairs. `total_steps` 0: unknown."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps

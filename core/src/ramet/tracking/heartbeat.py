@@ -1,4 +1,4 @@
-"""What a job is doing, logged when nothing else was for half a minute: a file or a pipe shows no live line.
+"""A line that says what a job is doing, when nothing was logged for half a minute: a file or a pipe shows no live line.
 
 `doing` says what it is; outside of a `heartbeat` block it does nothing.
 """

@@ -48,7 +48,7 @@ class JsonlTracker:
         cut_torn_end(path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, whole or not at all."""
+        """Append one line, complete or not at all."""
         append_line(self.path, MetricLine(step=step, time=time.time(), metrics=metrics).line())
 
     def rewind(self, step: int) -> None:

@@ -22,7 +22,7 @@ DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of the line. Where a terminal is too narrow, those of higher `rank` are left out first."""
+    """A piece of the line. Where a terminal is too narrow, pieces of higher `rank` are left out first."""
 
     text: str
     rank: int = 0

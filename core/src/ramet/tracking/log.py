@@ -1,4 +1,4 @@
-"""What reaches a terminal or a log: visible text without secrets, from any logger and through any formatter.
+"""Lines of a terminal or a log: visible text without secrets, from any logger and through any formatter.
 
 Messages quote data, weight files and what tools raise. Libraries bring handlers of their own, so the records themselves
 are made harmless, not the output of one handler.
@@ -66,7 +66,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def set_up_logging(level: int) -> None:
-    """Lines on stderr: warnings of all loggers, and those of Ramet's from `level` on."""
+    """Lines on stderr: warnings of all loggers, and lines of Ramet's from `level` on."""
     make_records_harmless()
     quiet_libraries()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[ConsoleHandler()])

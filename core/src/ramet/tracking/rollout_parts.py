@@ -1,4 +1,4 @@
-"""What the live line says of rollouts: how many are done, their turns, forks, tools, and how fast tokens come."""
+"""Rollouts in the live line: how many are done, their turns, forks, tools, and how fast tokens come."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenRate:
 
 
 def rollout_parts(progress: RolloutProgress, rate: TokenRate) -> list[Part]:
-    """Rollouts done of all, turns that ended, forks, those in tools, tokens per second. Nothing while nothing plays."""
+    """Rollouts done of all, turns that ended, forks, those in tools, tokens per second. Empty while no rollout runs."""
     tokens_per_s = rate(progress)
     if not progress.total:
         return []

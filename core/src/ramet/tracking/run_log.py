@@ -21,7 +21,7 @@ from ramet.tracking.log import harmless
 
 MAX_KEPT = 10_000  # records before the directory is known
 logger = logging.getLogger(__name__)
-steps_logger = logging.getLogger(f"{__name__}.steps")  # for the file alone: the console has the same as a table
+steps_logger = logging.getLogger(f"{__name__}.steps")  # only for the file: the console has the same as a table
 steps_logger.propagate = False
 steps_logger.setLevel(logging.INFO)
 

@@ -95,7 +95,7 @@ def check_trackers(config: Config, set_by_user: frozenset[str] = frozenset()) ->
 
 
 def tracker_folders(config: Config) -> list[str]:
-    """What trackers of the core write beside the metrics file, in the run's directory."""
+    """Return what trackers of the core write in the run's directory in addition to the metrics file."""
     return [f"{FOLDERS[name]}/" for name in config.trackers if name in FOLDERS]
 
 

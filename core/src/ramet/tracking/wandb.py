@@ -42,7 +42,7 @@ class WandbMode(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class WandbOptions:
-    """What the key `wandb` may hold."""
+    """The options below the key `wandb`."""
 
     project: str | None = None  # None: WANDB_PROJECT, or `ramet`
     entity: str | None = None  # user or team; None: WANDB_ENTITY, or the key's own
@@ -124,7 +124,7 @@ class WandbTracker:
     def _say_where(self, folder: Path, offline: bool, *, asked: bool) -> None:
         if offline:
             why = "" if asked else f", since {NO_KEY}" if not has_key() else ", as WANDB_MODE says"
-            files = f"--id {self._run.id} {folder / FOLDER}/offline-run-*"  # with the id those of a resumed run are one
+            files = f"--id {self._run.id} {folder / FOLDER}/offline-run-*"  # with the id, a resumed run is one
             logger.info("wandb: offline%s; upload with: wandb sync %s", why, files)
         else:
             logger.info("wandb: %s", self._run.url)
@@ -153,7 +153,7 @@ class HandedOver:
         return cls(file=file, id=run.id, step=step, rows=rows) if same else cls(file=file, id=run.id)
 
     def add(self, step: int) -> None:
-        if step < self.step:  # made up for after a resume
+        if step < self.step:  # repeated after a resume
             return
         self.step, self.rows = step, (self.rows + 1 if step == self.step else 1)
         write_file(self.file, json.dumps({"id": self.id, "step": self.step, "rows": self.rows}))

@@ -29,7 +29,7 @@ class AepoConfig:
     dynamic: bool = option(
         True, "the entropies of a first rollout (probe) set the number of roots; false: initial_rollouts"
     )
-    early_roots: int = option(0, "roots that start at once, beside the probe", minimum=0)
+    early_roots: int = option(0, "roots that start at once, in addition to the probe", minimum=0)
     initial_rollouts: int | None = option(
         None, "roots without a probe; null: half of rollout.group_size, at least one", minimum=1
     )

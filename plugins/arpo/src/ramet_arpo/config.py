@@ -18,7 +18,7 @@ class Rule(StrEnum):
 
 
 class Budget(StrEnum):
-    """Who may use the budget that the roots left."""
+    """The rollouts that may use the budget that the roots left."""
 
     SHARED = "shared"  # the first to ask
     PER_ROOT = "per_root"  # each root and its forks have an equal share

@@ -49,7 +49,7 @@ class FilesConfig:
     id: str | None = None  # column with the id; null: name of the file and row
     metrics: dict[str, str] = field(default_factory=dict)  # reward of each metric, by its name; the first is the main
     options: dict[str, Any] = field(default_factory=dict)  # options of the reward, by name of the metric
-    prompt: str | None = None  # template of the user's message with {question}; null: the question alone
+    prompt: str | None = None  # template of the user's message with {question}; null: only the question
     tools: list[str] = field(default_factory=list)  # tools that its tasks may use; empty: all configured
     limits: dict[str, int] = field(default_factory=dict)  # most calls of a rollout, by tool
     judge: JudgeConfig = field(default_factory=JudgeConfig)

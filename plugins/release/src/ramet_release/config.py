@@ -17,7 +17,7 @@ class ReleaseRule(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class ArpoReleaseConfig:
-    """The released ARPO: names and defaults are those of its scripts. The budget is `rollout.group_size`."""
+    """The released ARPO: names and defaults are its scripts'. The budget is `rollout.group_size`."""
 
     initial_rollouts: int | None = option(
         None, "rows that start from the prompt; null: half of rollout.group_size, at least one", minimum=1
@@ -32,7 +32,7 @@ class ArpoReleaseConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AepoReleaseConfig:
-    """The released AEPO: names and defaults are those of its scripts. The budget is `rollout.group_size`."""
+    """The released AEPO: names and defaults are its scripts'. The budget is `rollout.group_size`."""
 
     enable_dynamic_rollouts: bool = option(False, "a probe and a discarded rollout set the number of rows that start")
     initial_entropy_tokens: int = option(50, "length of the probe, in tokens", minimum=1)

@@ -28,7 +28,7 @@ PROBES = ("https://example.com/", "https://www.wikipedia.org/", "https://www.bai
 STORED = "stored"  # no provider that can be named: what `auto` means where only stored answers are given
 
 
-@dataclass(kw_only=True)  # no slots: a class can inherit from one class with slots alone
+@dataclass(kw_only=True)  # no slots: a class can inherit from only one class with slots
 class CacheConfig:
     cache: str = "rw"  # rw; ro: replay, a miss is a fixed text; refresh: ask again and store; off
     cache_folder: str | None = None  # folder of the cache; null: ~/.cache/ramet/search, or below XDG_CACHE_HOME
@@ -168,12 +168,12 @@ def raise_problems(problems: Iterator[str]) -> None:
 
 
 def key_of(provider: str, configured: str | None) -> str | None:
-    """The provider's key, from the configuration or its own variable. Empty ones are none."""
+    """The provider's key, from the configuration or its own variable. Empty ones do not count."""
     return configured or os.environ.get(KEYS[provider]) or None
 
 
 def chosen_provider(config: SearchConfig) -> str:
-    """Who answers: what `auto` means here. `STORED`: the provider that answered when the answers were recorded."""
+    """Return the provider that answers. `STORED`: the one that answered when the answers were recorded."""
     if config.provider != "auto":
         return config.provider
     if config.corpus is not None:

@@ -21,7 +21,7 @@ class PythonConfig:
     """Python interpreter in a sandbox."""
 
     timeout_s: float = 5.0  # time limit of one program, in seconds; waiting for a processor does not count
-    memory_mb: int = 512  # memory of one program beside the interpreter, in MiB
+    memory_mb: int = 512  # memory of one program in addition to the interpreter, in MiB
     slots: int = 4  # programs that run at the same time, in one rollout worker
     queue_timeout_s: float = 40.0  # wait for a free slot, in seconds; then it is an infrastructure failure
     max_stdout_kb: int = 64  # most KiB of standard output that the model sees; the rest is cut, with a mark

@@ -41,9 +41,9 @@ class ReinforcePpConfig:
 
 @dataclass(kw_only=True, slots=True)
 class GigpoConfig:
-    """GiGPO (arXiv 2505.10978): the episode's advantage plus omega times that of the turn."""
+    """GiGPO (arXiv 2505.10978): the episode's advantage plus omega times the turn's."""
 
-    omega: float = option(1.0, "weight of the turn's advantage beside the rollout's", minimum=0)
+    omega: float = option(1.0, "weight of the turn's advantage; the rollout's has 1", minimum=0)
     gamma: float = option(0.95, "discount of a reward per turn before it", minimum=0, maximum=1)
     normalize_std: bool = option(True, "divide by the standard deviation of rollouts and of turns")
     eps: float = option(1e-6, EPS_HELP, above=0)

@@ -31,12 +31,12 @@ class RatioUnit(StrEnum):
     """The unit with one ratio in GSPO."""
 
     SEQUENCE = "sequence"  # all sampled tokens of a rollout
-    TURN = "turn"  # those of a turn
+    TURN = "turn"  # the tokens of a turn
 
 
 @dataclass(kw_only=True, slots=True)
 class GspoConfig:
-    """GSPO (arXiv 2507.18071): one ratio for a whole sequence, the geometric mean of its tokens' ratios."""
+    """GSPO (arXiv 2507.18071): one ratio for a sequence, the geometric mean of its tokens' ratios."""
 
     unit: RatioUnit = option(RatioUnit.SEQUENCE, "what has one ratio: the rollout (sequence), or each turn")
     clip_low: float = option(3e-4, "lower clip of the ratio, at 1 - clip_low (turns: 3e-3)", minimum=0, maximum=1)

@@ -1,4 +1,4 @@
-"""What the model writes and the rollout step does not read: calls and answers in another form, none, cut ones."""
+"""Texts of the model that the rollout step does not read: calls and answers in another form, none, cut ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramet.doctor import thresholds as t
 from ramet.doctor.reading import Seen, by_step, finding, finite, mean, percent, quoted, severity, shown, unmasked
 from ramet.types import Finding, SegmentKind, Severity, StopReason, StoredRun
 
-# Calls as chat templates and agents write them. The time of each pattern grows with the text's length alone.
+# Calls as chat templates and agents write them. The time of each pattern grows only with the text's length.
 CALLS = {
     "hermes": re.compile(r"<tool_call>\s*\{"),
     "JSON": re.compile(r'^[ \t]*(?:<\|python_tag\|>\s*)?\{\s*"name"\s*:', re.MULTILINE),
@@ -55,7 +55,7 @@ def _fix_of_form(step: str, form: str) -> str:
     if step == "hermes" and form.startswith("<"):
         return "rollout_step=tags, or teach the chat template's calls by ramet sft"
     return (
-        "the names of tags are those of the tools (tools.NAME) and rollout_step.params.answer, think, result: make "
+        "the names of tags are the names of the tools (tools.NAME) and rollout_step.params.answer, think, result: make "
         "them agree with what the model was taught, or teach the step's form by ramet sft"
     )
 

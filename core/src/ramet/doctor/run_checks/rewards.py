@@ -1,4 +1,4 @@
-"""Rewards: right answers that earn nothing, groups without differences, one source or one part that rises alone."""
+"""Rewards: right answers that earn nothing, groups without differences, only one source or one part that rises."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _takes_most(run: StoredRun, one: Seen) -> str:
 
 
 def _unpaid(run: StoredRun) -> tuple[list[Seen], list[Seen], list[Seen]]:
-    """The rollouts with a right answer; those of them that earn nothing and that no reward takes for right; those that
-    earn nothing and that one does. Lists of under 5 % of all rollouts are empty.
+    """The rollouts with a right answer; of them, the ones that earn nothing and that no reward takes for right; the
+    ones that earn nothing and that a reward takes for right. Lists of under 5 % of all rollouts are empty.
     """
     seen = [one for one in unmasked(run) if one.reward is not None and one.rollout.task.answer]
     right = [one for one in seen if _is_right(one)]
@@ -164,7 +164,7 @@ def _rewards(group: RecordedGroup) -> set[float]:
 
 
 def _said(groups: list[RecordedGroup]) -> str:
-    """What a group answered, beside its gold."""
+    """Quote a group's answers and its gold."""
     if not groups:
         return "none of these was read"
     group = groups[0].group
@@ -241,7 +241,7 @@ def one_part(run: StoredRun) -> Iterator[Finding]:
     least = max(t.PART_CHANGE, t.PART_SHARE * (last - first))
     falling = {name: values for name, values in parts.items() if _fall(values) >= least}
     rising = [name for name, values in parts.items() if trend(values) > t.RISE_SE and name not in falling]
-    carried = f"; {', '.join(rising)} rises alone" if rising and len(parts) > 1 else ""
+    carried = f"; only {', '.join(rising)} rises" if rising and len(parts) > 1 else ""
     valid = {name: finite(run, name) for name in run.metrics if _is_validation(name)}
     least = max(t.VALID_FALL, t.VALID_SE * math.sqrt(0.5 / valid_rollouts(run)))  # of two means of a share
     fallen = {name: values for name, values in valid.items() if len(values) > 1 and _drop(values) >= least}

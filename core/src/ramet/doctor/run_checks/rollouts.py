@@ -98,7 +98,7 @@ def no_forks(run: StoredRun) -> Iterator[Finding]:
 def _why(run: StoredRun) -> str:
     size, roots = number(run, "rollout.group_size", 8), number(run, "branch_policy.params.initial_rollouts")
     if roots >= size:
-        return f"branch_policy.params.initial_rollouts={roots:g} uses the whole rollout.group_size={size:g}"
+        return f"branch_policy.params.initial_rollouts={roots:g} uses all of rollout.group_size={size:g}"
     if (mean(run.values("rollout/tool_use")) or 0.0) <= t.TOOL_UNUSED:
         return "no tool is called, and forks are made after tool results"
     if len([one for one in unmasked(run) if one.rollout.tool_calls]) and not _turns_after_tools(run):

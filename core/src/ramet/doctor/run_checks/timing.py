@@ -12,7 +12,7 @@ from ramet.types import Finding, Severity, StoredRun
 
 
 def lost_time(run: StoredRun) -> Iterator[Finding]:
-    """The largest loss of time alone."""
+    """The largest loss of time, without the smaller ones."""
     step_s = mean(run.values("time/step_s")) or 0.0
     if step_s < t.STEP_S:
         return

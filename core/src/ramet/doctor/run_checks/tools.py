@@ -88,7 +88,7 @@ def tool_cut(run: StoredRun) -> Iterator[Finding]:
 
 
 def _calls(run: StoredRun) -> dict[str, list[tuple[Seen, ToolRecord]]]:
-    """The calls of each tool, those of forks' parents once."""
+    """The calls of each tool; calls of forks' parents count once."""
     calls: dict[str, list[tuple[Seen, ToolRecord]]] = {}
     for one in unmasked(run):
         for call in one.rollout.tool_calls:

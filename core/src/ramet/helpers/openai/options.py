@@ -12,7 +12,7 @@ from ramet.types.option import option, option_problems
 
 @dataclass(kw_only=True, slots=True)
 class OpenAIOptions:
-    """Options of a client; a plugin's config has one as a field. The key comes from the environment alone."""
+    """Options of a client; a plugin's config has one as a field. The key comes only from the environment."""
 
     urls: list[str] = option(
         factory=lambda: ["http://127.0.0.1:8000/v1"], help="base addresses of servers, which share the requests"
@@ -63,7 +63,7 @@ def _is_http(url: str) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class OpenAIUsage:
-    """What a client did so far, in this process."""
+    """Counts of a client so far, in this process."""
 
     requests: int = 0  # calls that were not answered by the cache
     attempts: int = 0  # requests sent, those that were repeated included
@@ -81,7 +81,7 @@ class OpenAIUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """What a server answered. `accepted` is False if the caller's own check refused it twice."""
+    """A server's answer. `accepted` is False if the caller's own check refused it twice."""
 
     text: str
     finish: str  # `stop`, `length`, …; empty if the server does not say
