@@ -75,7 +75,9 @@ def test_the_users_own_is_told_apart(
     monkeypatch.chdir(folders)
     assert main(["recipes"]) == 0
     mine = folders / "hydra_configs/experiment/one.yaml"
-    assert capsys.readouterr().out.startswith(f"experiment=one\n  from: {mine}, not that of ramet\n\nexperiment=two\n")
+    assert capsys.readouterr().out.startswith(
+        f"experiment=one\n  from: {mine}, not the one of ramet\n\nexperiment=two\n"
+    )
 
 
 def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_cannot_be_changed_does_not_end_the_prune(
     (root / "low/LOCK").symlink_to("elsewhere")
     assert main(["runs", "--prune", "--yes"]) == 0
     assert f"removed {root / 'another/checkpoints/step_000001'}\n" in capsys.readouterr().out
-    assert "left alone: " in caplog.text
+    assert "left as it is: " in caplog.text
     assert (root / "low/checkpoints/step_000002").is_dir()
 
 

@@ -240,7 +240,7 @@ def test_a_sweep_of_trainings_ends_with_one_table(points, tmp_path: Path, monkey
         ["0", "0.25", "0.250 ± 0.000", "0.250", "3/10", "finished"],
         ["1", "0.5", "0.500 ± 0.000", "0.250", "3/10", "failed"],
     ]
-    assert lines[-1] == "beside each other: ramet compare runs/grid-0 runs/grid-1"
+    assert lines[-1] == "side by side: ramet compare runs/grid-0 runs/grid-1"
 
 
 def test_a_dry_run_of_a_sweep_shows_every_plan_and_runs_nothing(points, tmp_path: Path, capsys):

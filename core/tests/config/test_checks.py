@@ -32,7 +32,7 @@ def test_a_sound_configuration_has_no_problems():
         (
             ["train.tasks_per_step=1", "train.minibatches=9"],
             "train.minibatches=9: at most the 8 rollouts of a step (train.tasks_per_step=1 x rollout.group_size=8); "
-            "set train.minibatches=8 or fewer, or play more rollouts",
+            "set train.minibatches=8 or fewer, or run more rollouts",
         ),
         (["train.eval_every=2"], "train.eval_every=2: needs data.valid, which is empty"),
         (["train.eval_first=true"], "train.eval_first=true: needs data.valid, which is empty"),
@@ -146,7 +146,7 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
         (
             ["train.kl_coef=0.1", "train.kl_estimator=k1"],
             [
-                "train.kl_estimator=k1: in the loss its gradient is that of log pi, whatever the reference is, so "
+                "train.kl_estimator=k1: in the loss it has the gradient of log pi, whatever the reference is, so "
                 "nothing pulls towards it; set k1+, which has the same value and the gradient of the KL, k2, k3 or "
                 "k1-reward"
             ],

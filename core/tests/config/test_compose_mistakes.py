@@ -41,7 +41,7 @@ Problems = Callable[..., list[str]]
         (["branch_policy=arpoo"], ["branch_policy: no 'arpoo'", "none, random", "failed to load: brk"]),
         (["tools=[pyhton]"], ["tools: no 'pyhton'. ", "'python'"]),
         (["branch_policy=[none,random]"], ["branch_policy: takes one name"]),
-        (["branch_policy=null"], ["branch_policy: null is no choice; allowed: none, random"]),
+        (["branch_policy=null"], ["branch_policy: null is not a choice; allowed: none, random"]),
         (["branch_policy.name=random"], ["choose with branch_policy=random"]),
         (["advantage=rloo", "advantage.params.x=1"], ["'rloo' takes no options"]),
         (["branch_policy=random", "branch_policy.params.probability=2"], ["branch_policy.params.probability ", " 2"]),

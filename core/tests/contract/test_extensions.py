@@ -140,7 +140,7 @@ def test_a_command_cannot_take_a_name_of_the_core(install: Install, capsys: pyte
     assert main(["plugins", "--json"]) == 0
     assert capsys.readouterr().out.startswith("[")
     main(["--help"])
-    assert "list what is installed, and what failed to load (not that of ramet-ledger: the name is taken)" in (
+    assert "list what is installed, and what failed to load (not the one of ramet-ledger: the name is taken)" in (
         " ".join(capsys.readouterr().out.split())
     )
 

@@ -507,5 +507,5 @@ def test_the_command_prints_the_findings_and_ends_with_1_for_a_problem(
     assert json.loads(capsys.readouterr().out)[0]["rollouts"][0]["step"] == 1
     assert command.run([str(good)]) == 0
     assert "nothing found" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="examined alone"):
+    with pytest.raises(ConfigError, match="examined without keys"):
         command.run([str(bad), "train.steps=3"])

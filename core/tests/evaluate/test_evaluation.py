@@ -135,7 +135,7 @@ def test_a_larger_k_says_what_is_there_and_keeps_it(
     run(compose(overrides(model, tmp_path, *few, "evaluate.k=3"), job="eval"))
     partial = tmp_path / "measured/results.json.partial.jsonl"
     said = [line for line in caplog.messages if "rollouts are there" in line]
-    assert said == [f"{partial}: 2 of 6 rollouts are there, 4 are played, 0 are judged again"]
+    assert said == [f"{partial}: 2 of 6 rollouts are there, 4 are run, 0 are judged again"]
     assert {task: found[:1] for task, found in rollouts().items()} == before
     assert [len(found) for found in rollouts().values()] == [3, 3]
 
@@ -207,7 +207,7 @@ def test_what_was_not_judged_is_judged_again_and_nothing_is_played(
     assert re.search(r"test_evaluation\.py:\d+$", raised_at)
     assert rest == (
         ", since those left would be a biased subset. What is judged is kept in "
-        f"{partial}: remove the cause and start the same command again, which plays only what is missing"
+        f"{partial}: remove the cause and start the same command again, which runs only what is missing"
     )
     assert f"resume with: ramet eval model.path={model} " in caplog.text
     assert not (tmp_path / "measured/results.json").exists()

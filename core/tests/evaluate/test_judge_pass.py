@@ -218,9 +218,9 @@ def test_the_command_says_how_many_were_judged_and_how_judges_agree(
     assert main(command) == 2
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == (
-        "error: rewards.strict: 1 verdicts failed. The scores are those of the rest, which may be a biased subset. "
-        "What is judged is kept: remove the cause and start the same command again, which asks for what is missing "
-        "alone"
+        "error: rewards.strict: 1 verdicts failed. The scores are of the rest, which may be a biased subset. "
+        "What is judged is kept: remove the cause and start the same command again, which asks only for what is "
+        "missing"
     )
     lines = said.out.splitlines()
     assert "| rules | kind | 6 | 0.500 | 0.000 | 0 | 3 |" in lines
@@ -288,6 +288,6 @@ def test_results_without_rollouts_cannot_be_judged(tmp_path: Path, judges: dict[
     partial = PartialResults(tmp_path / "results.json", replace(HEADER, k=1))
     partial.add(played("a", [0], [score(1.0)])[0])
     partial.finish()
-    with pytest.raises(ConfigError, match=r"results\.json: its rollouts were not "):
+    with pytest.raises(ConfigError, match=r"results\.json: not all of its rollouts were "):
         run(tmp_path / "results.json", compose(keys("kind"), job="judge"))
     assert json.loads((tmp_path / "results.json").read_text())["rollouts"]["groups"] == 0

@@ -219,7 +219,7 @@ def test_a_task_without_a_group_ends_the_measuring(tmp_path: Path) -> None:
                 partial=PartialResults(tmp_path / "results.json", HEADER),
             )
         )
-    assert str(caught.value) == "asked for rollouts of 4 tasks, got those of 0; missing: a, b, c"
+    assert str(caught.value) == "asked for rollouts of 4 tasks, got rollouts of 0; missing: a, b, c"
 
 
 class Cancelling:

@@ -185,7 +185,7 @@ def test_results_are_written_through_no_link(tmp_path: Path) -> None:
     partial.path.symlink_to(tmp_path / "nothing")
     with pytest.raises(ConfigError) as caught:
         PartialResults(out, HEADER)
-    assert str(caught.value) == f"{partial.path} is a link or a file of something else; move it, or choose another name"
+    assert str(caught.value) == f"{partial.path} is a link or not such a file; move it, or choose another name"
     assert not (tmp_path / "nothing").exists()
 
 
@@ -335,7 +335,7 @@ def test_rollouts_that_are_not_those_of_the_results_are_refused(tmp_path: Path) 
         list(read_rollouts(out, body))
     with pytest.raises(ConfigError) as caught:
         list(read_rollouts(out, {**body, "rollouts": None}))
-    assert str(caught.value) == f"{out}: its rollouts were not recorded whole, so it cannot be scored again"
+    assert str(caught.value) == f"{out}: not all of its rollouts were recorded, so it cannot be scored again"
 
 
 def played(task_id: str, numbers: list[int], scores: list[dict[str, float | None]]) -> tuple[TaskResult, GroupRecord]:

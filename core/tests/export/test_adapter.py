@@ -96,7 +96,7 @@ def test_the_merged_folder_answers_as_the_adapter_on_its_base(trained: PreTraine
 
 
 def test_a_run_without_an_adapter_is_told_so(run: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"step_000002 holds whole weights, .*; leave --adapter out"):
+    with pytest.raises(ConfigError, match=r"step_000002 has complete weights, .*; leave --adapter out"):
         export_adapter(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

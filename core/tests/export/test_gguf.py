@@ -206,7 +206,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         import_gguf(tmp_path / "none.gguf", tmp_path / "out")
     whole = write_gguf(tmp_path / "m.gguf", "llama").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="not a whole GGUF file"):
+    with pytest.raises(ConfigError, match="not a complete GGUF file"):
         import_gguf(tmp_path / "cut.gguf", tmp_path / "out")
 
 

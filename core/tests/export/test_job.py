@@ -123,7 +123,7 @@ def test_a_trained_adapter_is_merged_into_the_base(run: Path, tmp_path: Path, ba
 def test_a_broken_newest_checkpoint_is_passed_over_and_refused_when_it_is_asked_for(run: Path, tmp_path: Path):
     (run / "checkpoints" / "step_000002" / "__0_0.distcp").write_bytes(b"cut")
     assert export_run(run, tmp_path / "out").source.name == "step_000001"
-    with pytest.raises(ConfigError, match=r"no whole checkpoint of step 2; .*__0_0\.distcp"):
+    with pytest.raises(ConfigError, match=r"no complete checkpoint of step 2; .*__0_0\.distcp"):
         export_run(run, tmp_path / "other", step=2)
     with pytest.raises(ConfigError, match=r"--step=7: no such checkpoint .*; there: 1, 2"):
         export_run(run, tmp_path / "other", step=7)

@@ -94,7 +94,7 @@ def test_the_page_stands_beside_the_runs_and_replaces_no_other_file(trained: lis
     assert write_comparison(trained) == tmp_path / "compare-slow-fast.html"
     assert write_comparison(trained, tmp_path / "x" / "c.html") == tmp_path / "x" / "c.html"
     (tmp_path / "compare-slow-fast.html").write_text("precious")
-    with pytest.raises(ConfigError, match=r"is there already and is no report of Ramet's"):
+    with pytest.raises(ConfigError, match=r"is there already and is not a report of Ramet's"):
         write_comparison(trained)
     assert (tmp_path / "compare-slow-fast.html").read_text() == "precious"
 

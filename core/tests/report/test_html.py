@@ -41,7 +41,7 @@ def test_what_is_no_report_is_not_replaced(run: Path, tmp_path: Path) -> None:
     thesis.write_text("<!doctype html>\n<title>My thesis</title>")
     with pytest.raises(ConfigError) as caught:
         write_report(run, thesis)
-    assert str(caught.value) == f"report: {thesis} is there already and is no report of Ramet's; name another file"
+    assert str(caught.value) == f"report: {thesis} is there already and is not a report of Ramet's; name another file"
     assert thesis.read_text() == "<!doctype html>\n<title>My thesis</title>"
 
 

@@ -92,8 +92,8 @@ def test_weights_are_not_needed_and_long_sequences_are_marked(
     ("given", "said"),
     [
         (["sft", "--show", "0"], "--show=0: "),
-        (["sft", "--show", "1", "--dry-run"], "--show: sequences are shown by `ramet sft` alone, without --dry-run, "),
-        (["train", "--show", "1"], "--show: sequences are shown by `ramet sft` alone, "),
+        (["sft", "--show", "1", "--dry-run"], "--show: sequences are shown only by `ramet sft`, without --dry-run, "),
+        (["train", "--show", "1"], "--show: sequences are shown only by `ramet sft`, "),
     ],
 )
 def test_where_nothing_can_be_shown_it_says_why(
