@@ -40,11 +40,11 @@ FOR_MODELS = {  # what the policy or a judge reads
 EARLIER_NAMES = {"core/src/ramet/types/doctor.py": "mend"}  # what checks of earlier plugins pass
 SOURCES = [ROOT / "core" / "src" / "ramet", *sorted(ROOT.glob("plugins/*/src"))]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-PAGES_APART = {"audits.md", "bad_input.md", "design.md", "faults.md", "hardware.md"}  # records and messages
+RECORDS = {"audits.md"}  # quotes what the audits said
 PAGES = [
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md")]
-    if path.name not in {*PAGES_APART, "CHANGELOG.md", "CODE_OF_CONDUCT.md"}
+    if path.name not in {*RECORDS, "CODE_OF_CONDUCT.md"}
 ]
 NOT_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`]*`|^#.*?$|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 HEADLESS = re.compile(  # the docstring's subject would be the function's name, or nothing
