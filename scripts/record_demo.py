@@ -2,8 +2,12 @@
 
     .venv/bin/python scripts/record_demo.py runs/quickstart_smollm2 "2 cores of an AMD EPYC, no GPU"
 
+and, with `--gallery`, those of the site's gallery from the runs of the other quickstarts:
+
+    .venv/bin/python scripts/record_demo.py --gallery runs/quickstart_search
+
 Copies what the table and the report read, without the names of the machine. The recording that is there is
-replaced once the new one is complete and takes less than 1 MB.
+replaced once the new one is complete and takes less than 1 MB, or 300 kB in the gallery.
 """
 
 from __future__ import annotations
@@ -14,55 +18,74 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ramet.report.data import stored_config
-from ramet.report.rollouts import recorded_files
+from ramet.report.rollouts import RecordedFile, recorded_files
 from ramet.report.tree import TOKEN_TEXTS, TOKENIZER, TokenizerSplitter
 from ramet.rollout.record import read_records
 
 OUT = Path(__file__).resolve().parents[1] / "core/src/ramet/demo/quickstart_smollm2"
 COPIED = ("metrics.jsonl", "sft/metrics.jsonl", "config.yaml", "overrides.txt")
-MAX_BYTES = 1_000_000
+GALLERY = Path(__file__).resolve().parent / "docs/gallery"
+MAX_BYTES, GALLERY_BYTES = 1_000_000, 300_000
+GALLERY_STEPS = 6
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("run", type=Path, help="the run's directory, finished")
-    parser.add_argument("hardware", help="what it ran on, as the demo prints it")
+    parser.add_argument("hardware", nargs="?", help="what it ran on, as the demo prints it")
+    parser.add_argument("--gallery", action="store_true", help="record it for the site's gallery instead")
     options = parser.parse_args()
     run = options.run
     if not (run / "summary.json").is_file():
-        parser.error(f"{run}: no summary.json; a finished `make quickstart MODEL=smollm2` leaves one")
+        parser.error(f"{run}: no summary.json; a finished quickstart leaves one")
+    if not options.gallery and options.hardware is None:
+        parser.error("name the hardware, which the demo prints")
+    kept, most_bytes = (GALLERY / run.name, GALLERY_BYTES) if options.gallery else (OUT, MAX_BYTES)
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / OUT.name
+        out = Path(folder) / kept.name
         for name in COPIED:
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(run / name, out / name)
-        copy_rollouts(run, out)
+            if (run / name).is_file():
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(run / name, out / name)
+        files = recorded_files(run)
+        copy_rollouts(run, out, spread(files, GALLERY_STEPS) if options.gallery else files)
         manifest = write_manifest(run, out)
-        write_facts(json.loads((run / "summary.json").read_text()), manifest, options.hardware, out)
+        if options.gallery:
+            shutil.copyfile(run / "summary.json", out / "summary.json")
+        else:
+            write_facts(json.loads((run / "summary.json").read_text()), manifest, options.hardware, out)
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-        if size >= MAX_BYTES:
-            raise SystemExit(f"{run}: its recording has {size:,} bytes, {MAX_BYTES:,} or more; {OUT} stays as it was")
-        shutil.rmtree(OUT, ignore_errors=True)
-        shutil.copytree(out, OUT)
-    print(f"{OUT}: {size:,} bytes")
+        if size >= most_bytes:
+            raise SystemExit(f"{run}: its recording has {size:,} bytes, {most_bytes:,} or more; {kept} stays as it was")
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(out, kept)
+    print(f"{kept}: {size:,} bytes")
     return 0
 
 
-def copy_rollouts(run: Path, out: Path) -> None:
+def spread(files: Sequence[RecordedFile], n: int) -> list[RecordedFile]:
+    """The first, the last, and evenly spaced ones between: n of them at most."""
+    if len(files) <= n:
+        return list(files)
+    return [files[round(i * (len(files) - 1) / (n - 1))] for i in range(n)]
+
+
+def copy_rollouts(run: Path, out: Path, files: Iterable[RecordedFile]) -> None:
     """Pack the records closely, and write the text of each of their tokens, so that no tokenizer is needed."""
     split = TokenizerSplitter(run / "model" / TOKENIZER)
     texts: dict[int, str] = {}
-    for file in recorded_files(run):
+    for file in files:
         packed = out / "rollouts" / file.path.name
         packed.parent.mkdir(exist_ok=True)
         packed.write_bytes(gzip.compress(gzip.decompress(file.path.read_bytes()), 9, mtime=0))
         for segment in sampled_segments(file.path):
-            texts.update(zip(segment.token_ids, split(segment) or [], strict=True))
+            if pieces := split(segment):
+                texts.update(zip(segment.token_ids, pieces, strict=True))
     write_json(out, "tokenizer/" + TOKEN_TEXTS, {str(token): texts[token] for token in sorted(texts)}, indent=0)
 
 

@@ -45,7 +45,16 @@ def test_the_index_for_language_models_names_every_page(site: Path) -> None:
     named = set(re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8")))
     assert [name for name in named if not (site / name).is_file()] == []
     pages = {page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")}
-    assert pages - {name.rpartition(".")[0] for name in named} == {"404", "gallery/smollm2"}
+    reports = {f"gallery/quickstart{name}" for name in ("_smollm2", "_search", "")}
+    assert pages - {name.rpartition(".")[0] for name in named} == {"404", *reports}
+
+
+def test_the_gallery_leads_to_reports_without_the_names_of_a_machine(site: Path) -> None:
+    page = (site / "gallery/index.html").read_text(encoding="utf-8")
+    for name in ("_smollm2", "_search", ""):
+        assert f'href="quickstart{name}.html"' in page
+        report = (site / f"gallery/quickstart{name}.html").read_text(encoding="utf-8")
+        assert 'data-kind="' in report and not re.search(r"/(?:tmp|home|root|work)/", report)
 
 
 def test_every_page_of_the_folder_is_in_the_navigation() -> None:

@@ -53,7 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=text))
     for uri, path in HOMES.items():
         files.append(File.generated(config, uri, content=(ROOT / path).read_text(encoding="utf-8")))
-    files.append(File.generated(config, reference.REPORT, content=reference.report_of_demo()))
+    for uri, text in reference.reports().items():
+        files.append(File.generated(config, uri, content=text))
     return files
 
 

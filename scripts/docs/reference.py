@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import cache
-from pathlib import Path
 
 from catalogue import PACKAGES, package_navigation, packages_page, presets_page, recipes_page
 from commands import commands_page
 from files import files_page
+from gallery import PAGE, page, reports
 from keys import key_navigation, key_pages
 from variables import variables_page
 
-import ramet
-from ramet.report.html import write_report
-
-__all__ = ["NAVIGATION", "PACKAGES", "REPORT", "links", "pages", "report_of_demo"]
-
-REPORT = "gallery/smollm2.html"
-RECORDING = Path(ramet.__file__).parent / "demo" / "quickstart_smollm2"  # of `ramet demo`
+__all__ = ["NAVIGATION", "PACKAGES", "links", "pages", "reports"]
 
 NAVIGATION = {"keys": key_navigation, "packages": package_navigation}
 TYPES = (
@@ -62,6 +55,7 @@ def pages() -> dict[str, str]:
         "reference/presets.md": presets_page(),
         "reference/recipes.md": recipes_page(),
         "packages/index.md": packages_page(),
+        PAGE: page(),
         **{f"reference/{name}.md": _modules(*page) for name, page in MODULES.items()},
     }
 
@@ -70,14 +64,7 @@ def links() -> str:
     """Return the generated pages as a list of links, for the site's home."""
     titles = {uri: text.partition("\n")[0].removeprefix("# ") for uri, text in pages().items()}
     listed = [f"[{title}]({uri})" for uri, title in titles.items() if not uri.startswith("reference/keys/")]
-    report = f"[A report]({REPORT}) of the run that `ramet demo` replays"
-    return f"* [Keys](reference/keys/index.md), by section\n* {', '.join(listed)}\n* {report}"
-
-
-def report_of_demo() -> str:
-    """Return the HTML report of the recorded run that is part of the core."""
-    with tempfile.TemporaryDirectory() as folder:
-        return write_report(RECORDING, Path(folder) / "report.html").read_text(encoding="utf-8")
+    return f"* [Keys](reference/keys/index.md), by section\n* {', '.join(listed)}"
 
 
 def _modules(title: str, introduction: str, modules: tuple[str, ...]) -> str:
