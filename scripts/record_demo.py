@@ -28,7 +28,8 @@ from ramet.report.tree import TOKEN_TEXTS, TOKENIZER, TokenizerSplitter
 from ramet.rollout.record import read_records
 
 OUT = Path(__file__).resolve().parents[1] / "core/src/ramet/demo/quickstart_smollm2"
-COPIED = ("metrics.jsonl", "sft/metrics.jsonl", "config.yaml", "overrides.txt")
+COPIED = ("metrics.jsonl", "config.yaml", "overrides.txt")
+SFT = "sft/metrics.jsonl"  # in the gallery only: the demo's run has three points
 GALLERY = Path(__file__).resolve().parent / "docs/gallery"
 MAX_BYTES, GALLERY_BYTES = 1_000_000, 300_000
 GALLERY_STEPS = 6
@@ -48,7 +49,7 @@ def main() -> int:
     kept, most_bytes = (GALLERY / run.name, GALLERY_BYTES) if options.gallery else (OUT, MAX_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / kept.name
-        for name in COPIED:
+        for name in (*COPIED, SFT) if options.gallery else COPIED:
             if (run / name).is_file():
                 (out / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(run / name, out / name)
@@ -131,6 +132,7 @@ def write_facts(summary: dict[str, Any], manifest: dict[str, Any], hardware: str
     }
     write_json(out, "recording.json", facts)
     table = {"accuracy_before": estimates[0][0], "accuracy_after": estimates[1][0]}
+    table |= {"half_of_95%_interval_before": estimates[0][1], "half_of_95%_interval_after": estimates[1][1]}
     for name in ("valid_tool_use", "calls"):
         table |= {f"{name}_before": round(before[name], 4), f"{name}_after": round(after[name], 4)}
     write_json(out, "summary.json", table)

@@ -36,8 +36,8 @@ EXHIBITS = (
         Path(ramet.__file__).parent / "demo" / "quickstart_smollm2",
         "SmolLM2 learns to calculate",
         "make quickstart MODEL=smollm2",
-        "A real model of 135M parameters on two cores, trained by ARPO: accuracy on held-out problems, the tool used in "
-        "every step, forks after a tool's result. The run that `ramet demo` replays.",
+        "A real model of 135M parameters on two cores, trained by ARPO: accuracy on held-out problems, calls of the "
+        "tool, forks after a result. `ramet demo` replays this run.",
     ),
     Exhibit(
         FOLDER / "quickstart_search",

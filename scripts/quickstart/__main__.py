@@ -102,7 +102,7 @@ def main() -> int:
         write(outcome, run)
     finally:
         lock.release()
-    show(outcome, [run / "summary.json", curves, report], _next(quickstart))
+    show(outcome, [run / "summary.json", curves, report], _next(quickstart, outcome.question))
     for text in outcome.missed():
         logger.error("not reached: %s", text)
     return 1 if outcome.missed() else 0
@@ -132,6 +132,7 @@ def _teach(quickstart: Quickstart, phases: Phases) -> Outcome:
     return Outcome(
         kind=kind,
         seed=quickstart.options.seed,
+        question=test[0].question,
         before=before,
         after=after,
         misled=misled,
@@ -183,7 +184,7 @@ def _prepare(quickstart: Quickstart) -> tuple[Benchmark, list[Task]]:
     return benchmark, list(benchmark.load("test", options.problems))
 
 
-def _next(quickstart: Quickstart) -> list[str]:
+def _next(quickstart: Quickstart, question: str) -> list[str]:
     """Commands to try. Where the recipe names other folders, with this quickstart's."""
     kind, data, root = quickstart.kind, quickstart.data, quickstart.options.root
     elsewhere = Path(root) != Path(ROOT)
@@ -193,6 +194,7 @@ def _next(quickstart: Quickstart) -> list[str]:
     train_it = [f"experiment={kind.name}", "branch_policy=random", "run.name=control", *(taught * elsewhere), *own]
     misleading = kind.mislead(data)
     return [
+        _command("play", question, f"experiment={kind.name}", f"model.path={quickstart.run / 'model'}", *own),
         _command("eval", *measure_it, *own, "evaluate.k=4"),
         *([_command("eval", *measure_it, *misleading)] if misleading else []),
         _command("train", *train_it),

@@ -29,6 +29,7 @@ LEARNED = 0.80  # mean reward of a step: until then it learns
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     seed: int
+    question: str  # a held-out one
     before: Measured
     after: Measured
     misled: Misled

@@ -19,6 +19,7 @@ from ramet.io.json_values import without_nan
 from ramet.tracking.columns import amount, small
 
 logger = logging.getLogger(__name__)
+RUNS = Path("runs")
 HEADER = ("NAME", "JOB", "STATE", "STEPS", "RESULT", "SIZE", "AGE")
 LEGEND = "result: reward (train) or loss (sft) of the last step, score (eval); steps of an evaluation: tasks"
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))  # seconds, unit
@@ -36,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         "killed writers left over an hour ago, and removes them after --yes or a confirmation. Models, adapters, "
         "results, rollouts, metrics, answers that components keep (services/) and all files of a running run stay.",
     )
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=f"default: {RUNS}")
     parser.add_argument("--prune", action="store_true", help="list what may be removed")
     parser.add_argument("--yes", action="store_true", help="with --prune: remove it")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
@@ -45,16 +46,20 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.yes and not options.prune:
         raise ConfigError("--yes: confirms --prune; add --prune")
-    if options.prune:
-        _prune(options.folder, yes=options.yes, as_json=options.json)
+    folder = RUNS if options.folder is None else options.folder
+    if options.folder is None and not folder.exists():
+        say("[]" if options.json else f"no runs here yet: there is no folder {str(folder)!r} in {Path.cwd()}")
         return 0
-    summaries = list_runs(options.folder)
+    if options.prune:
+        _prune(folder, yes=options.yes, as_json=options.json)
+        return 0
+    summaries = list_runs(folder)
     if options.json:
         say(json.dumps(without_nan([summary.row() for summary in summaries]), indent=2))
     elif summaries:
         say(f"{_table(summaries)}\n{LEGEND}")
     else:
-        say(f"no runs in {options.folder}")
+        say(f"no runs in {folder}")
     return 0
 
 

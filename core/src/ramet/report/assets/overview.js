@@ -1,4 +1,4 @@
-// The first page: the verdict, the run in short, evaluations, curves, rollouts worth reading, before and after, and what it was.
+// The first page: the verdict, the run in short, before and after, evaluations, curves, rollouts worth reading, and what it was.
 
 const FIRST_FACTS = new Set(["job", "state", "seed", "deterministic"]);
 const SEVERITY = { problem: "wrong", warning: "look", note: "note" };
@@ -9,10 +9,10 @@ function overviewPage(data, steps) {
     data.notes.map((note) => el("p", { class: "note" }, note)),
     verdict(data.findings, steps.flat()),
     inShort(data.in_short),
+    beforeAfter(data.summary),
     evaluationSection(data.evaluation),
     data.sections.map((section) => curveSection(section, stepsOf(steps))),
     worthReading(steps.flat()),
-    beforeAfter(data.summary),
     el("section", {}, el("h2", {}, "Run"), table(["", ""], [...runFacts(steps), ...data.facts.filter(isFirst)], "facts"),
       moreFacts(data.facts.filter((fact) => !isFirst(fact))), files(data)));
 }
