@@ -168,6 +168,7 @@ def test_every_promise_that_is_missed_is_named(load, search) -> None:
     bad = measure.Measured(greedy=0.0, sampled=0.3, tool_use=0.0, tool_use_sampled=0.3, tool_accuracy=0.95)
     kept = summary.Outcome(
         seed=1, before=bad, after=good, misled=measure.Misled(accuracy=0.0, follows=1.0), forks=4.0,
+        question="?",
         seconds_by_phase={}, config=None, kind=search.KIND,
     )  # fmt: skip
     assert kept.missed() == []
