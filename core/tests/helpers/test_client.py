@@ -142,7 +142,7 @@ def test_neither_key_nor_password_is_in_a_message_and_a_key_may_end_in_a_new_lin
     with OpenAIServer(Script(RawReply(body="you sent sk-secret"))) as server:
         with pytest.raises(InfraError) as caught:
             chat(server, retries=0, model="tiny")
-        assert str(caught.value).endswith("/chat/completions: the reply is no JSON: b'you sent ***'")
+        assert str(caught.value).endswith("/chat/completions: the reply is not JSON: b'you sent ***'")
         assert server.keys == ["sk-secret"]
         monkeypatch.delenv("OPENAI_API_KEY")
         url = server.url.replace("http://", "http://me:hunter2@")

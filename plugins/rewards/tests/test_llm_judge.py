@@ -76,7 +76,7 @@ def slow(body: dict[str, Any]) -> str:
     ("answer", "said"),
     [
         (lambda body: RawReply(status=500), "500 Internal Server Error"),
-        (lambda body: RawReply(body="<html>"), "the reply is no JSON"),
+        (lambda body: RawReply(body="<html>"), "the reply is not JSON"),
         (lambda body: RawReply(status=400, body="too long"), "400 Bad Request: too long"),
         (lambda body: "I would rather not say.", "no verdict in 'I would rather not say.'"),
         (lambda body: "VERDICT: correct\nVERDICT: incorrect", "no verdict in"),

@@ -1,4 +1,4 @@
-"""Choices of the configuration: the components that plugins and the core offer, as typed nodes for the configuration.
+"""Choices: the components that plugins and the core offer, as typed nodes of the configuration.
 
 A plugin's dataclass becomes a node `{name, params}` of its group, or `{NAME: {params}}` where several can be chosen.
 A dataclass that OmegaConf cannot type makes only its own component unusable.

@@ -120,7 +120,7 @@ SFT = Layout(
 
 
 def layout_of(metrics: Mapping[str, float]) -> Layout | None:
-    """Return the layout of the training whose step these are; None for only a validation."""
+    """Return the layout of the training whose step these are; None where there is only a validation."""
     return next((layout for layout in (RL, SFT) if layout.main in metrics), None)
 
 

@@ -58,7 +58,7 @@ def too_small(run: StoredRun) -> Iterator[Finding]:
 
 
 def _from_engine(run: StoredRun) -> bool:
-    """Whether the ratio is of the weights to the engine's, with several updates of a batch."""
+    """Whether the ratio compares the weights with the engine's, with several updates of a batch."""
     return run.option("train.old_logprobs") == "engine" and _largest(run, "train/optimizer_steps") > 1
 
 
