@@ -134,9 +134,9 @@ class HttpClient:
     def json_object(self, who: str, content: bytes) -> dict[str, Any]:
         """Decode a reply. Raises `HttpFailure`."""
         try:
-            value, what = json.loads(content), "no JSON object"
+            value, what = json.loads(content), "not a JSON object"
         except (ValueError, RecursionError):
-            value, what = None, "no JSON"
+            value, what = None, "not JSON"
         if not isinstance(value, dict) or too_deep(value):
             raise HttpFailure(self.shown(f"{who}: the reply is {what}: {cut(content)}"), status=200, content=content)
         return value
