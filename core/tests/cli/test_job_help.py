@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
-
 import pytest
 
 from ramet.cli import main
@@ -32,19 +29,6 @@ def test_the_help_of_a_job_fits_a_screen_with_keys_presets_and_an_example(job: s
     assert any(line.startswith("experiment= ") for line in lines)
     assert any(line.startswith("algorithm= ") for line in lines) == (job == "train")
     assert any(line.startswith("  --show N ") for line in lines) == (job == "sft")
-
-
-@pytest.mark.parametrize("job", COMMON)
-def test_an_example_fails_for_its_absent_files_alone(
-    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    pytest.importorskip("ramet_rewards")
-    pytest.importorskip("ramet_benchmarks")
-    monkeypatch.chdir(tmp_path)
-    command = shlex.split(" ".join(EXAMPLES[job]).replace("\\", ""))
-    assert command[:2] == ["ramet", job]
-    assert "model.path:" not in printed(capsys, *command[1:-1], "--cfg", "job")
-    assert command[-1] == "--dry-run"
 
 
 def test_keys_on_the_line_set_the_values_and_the_chosen_components(capsys: pytest.CaptureFixture[str]):
