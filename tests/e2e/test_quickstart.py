@@ -78,9 +78,9 @@ def test_accuracy_falls_when_the_corpus_is_permuted(ramet, played: Played, tmp_p
 def test_the_commands_that_it_shows_work_in_its_folder(ramet, played: Played) -> None:
     shown = [shlex.split(line) for line in played.out.splitlines() if line.startswith("  .venv/bin/ramet ")]
     jobs = [command[1:] for command in shown if command[1] != "report"]
-    assert [job[0] for job in jobs] == ["eval", "eval", "train"]
+    assert [job[0] for job in jobs] == ["play", "eval", "eval", "train"]
     for job in jobs:
-        ended = ramet(*job, "--dry-run", cwd=played.root, RAMET_PLUGINS="")
+        ended = ramet(*job, *["--dry-run"] * (job[0] != "play"), cwd=played.root, RAMET_PLUGINS="")
         assert ended.code == 0, ended.err
 
 
