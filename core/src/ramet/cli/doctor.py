@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from ramet.types import Finding, Severity
 
 if TYPE_CHECKING:
     from ramet.doctor.job import Examined
+
+NAMES = ("run.name=", "run.root=", "model.path=", "data.train=", "data.valid=", "sft.data=", "experiment=")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -77,9 +80,12 @@ def _code(findings: Iterable[Finding]) -> int:
 
 
 def run_lines(folder: Path, findings: Sequence[Finding]) -> Iterator[str]:
-    """Each finding, and below it its fix, the rollouts that show it and its page."""
+    """Each finding, and below it its fix, the rollouts that show it and its page; then how to open these rollouts, and
+    what the run's command line set.
+    """
     if not findings:
         yield f"{folder}: nothing found"
+        return
     for finding in findings:
         yield f"{finding.severity}: {finding.what}"
         yield f"  {finding.text}"
@@ -89,6 +95,17 @@ def run_lines(folder: Path, findings: Sequence[Finding]) -> Iterator[str]:
             yield f"  see: {'; '.join(map(str, finding.rollouts))}"
         if finding.page is not None:
             yield f"  page: {finding.page}"
+    if any(finding.rollouts for finding in findings):
+        yield f"rollouts: ramet report {folder}, and in the page the task of that step"
+    if given := _settings(folder):
+        yield f"set in this run: {' '.join(given)}"
+
+
+def _settings(folder: Path) -> list[str]:
+    """The keys of the run's command line that may matter: not its names and inputs."""
+    file = folder / "overrides.txt"
+    written = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [shlex.quote(text) for text in written if not text.lstrip("+").startswith(NAMES)]
 
 
 def as_json(examined: Sequence[Examined]) -> str:
