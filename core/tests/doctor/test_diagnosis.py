@@ -501,11 +501,11 @@ def test_the_command_prints_the_findings_and_ends_with_1_for_a_problem(
     (tmp_path / "good").mkdir()
     bad, good = write_run(tmp_path / "bad", **FAULTS["tool-fails"]), write_run(tmp_path / "good")
 
-    (bad / "overrides.txt").write_text("run.name=bad\npolicy.lr=1e-3\n'tools=[search]'\n")
+    (bad / "overrides.txt").write_text("run.name=bad\npolicy.lr=1e-3\ntools=[search]\n")
     assert command.run([str(bad)]) == 1
     said = capsys.readouterr().out
     assert "problem: the tool search fails" in said
-    assert f"\nrollouts: ramet report {bad}" in said and "\nset in this run: policy.lr=1e-3 " in said
+    assert f"\nrollouts: ramet report {bad}" in said and "\nset in this run: policy.lr=1e-3 'tools=[search]'" in said
     assert command.run([str(bad), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)[0]["rollouts"][0]["step"] == 1
     assert command.run([str(good)]) == 0
