@@ -39,7 +39,7 @@ def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
     assert int(page.facts["segments"]) == len(segments)
     assert "Refused" not in page.console and "Uncaught" not in page.console
     shown = page.html.all("main")[0]
-    titles = ["Verdict", "In short", "Training", "Rollouts worth reading", "Before and after", "Run"]
+    titles = ["Verdict", "In short", "Before and after", "Training", "Rollouts worth reading", "Run"]
     assert [e.text for e in shown.all("h2")] == titles
     assert [e.text for e in shown.all("span", **{"class": "metric"})][:2] == ["valid/reward", "reward/mean"]
     (still,) = shown.all("details", data_still=None)
