@@ -67,7 +67,7 @@ def append_completion(live: LiveRollout, completion: Completion, encoder: Encode
         turn_ids.extend(segment.token_ids)
     turn_ids.extend(ids[:-1] if ended else ids)
     text = encoder.decode(turn_ids)
-    for segment in _segments(completion, live.turn, text[len(shared) :], encoder):
+    for segment in sampled_segments(completion, live.turn, text[len(shared) :], encoder):
         live.append(segment)
     live.add_stat("sampled_tokens", len(ids))
     live.add_stat("prompt_tokens", completion.prompt_tokens)
@@ -112,8 +112,8 @@ def _cut(completion: Completion, n: int, stop: str) -> Completion:
     )
 
 
-def _segments(completion: Completion, turn: int, text: str, encoder: Encoder) -> Iterator[Segment]:
-    """One segment for each version of the weights that sampled in this turn; their texts join to the turn's text."""
+def sampled_segments(completion: Completion, turn: int, text: str, encoder: Encoder) -> Iterator[Segment]:
+    """Give one segment for each version of the weights that sampled; their texts join to the turn's text."""
     ids = completion.token_ids
     has_logprobs, has_entropies = len(completion.logprobs) == len(ids), len(completion.entropies) == len(ids)
     shown = 0  # characters of `text` that earlier segments have

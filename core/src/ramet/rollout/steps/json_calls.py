@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -80,20 +80,23 @@ def _without_arguments(text: str) -> str:
 
 def find_calls(text: str, form: str) -> list[Found]:
     """The calls of a turn in order; none in its reasoning. `auto` reads `json` if the turn has no `<tool_call>`."""
-    message = message_of(text)
+    return [found for _, _, found in located_calls(message_of(text), form)]
+
+
+def located_calls(message: str, form: str) -> list[tuple[int, int, Found]]:
+    """Start, end and call of each call of a message, its tags included."""
     if form == "tool_call" or (form == "auto" and OPENING in message):
-        return _between_tags(message)
-    return _whole_message(message)
+        return list(_between_tags(message))
+    return [(0, len(message), call) for call in _whole_message(message)]
 
 
-def _between_tags(message: str) -> list[Found]:
-    calls: list[Found] = []
+def _between_tags(message: str) -> Iterator[tuple[int, int, Found]]:
     start = message.find(OPENING)
     while start >= 0:
         call, end = _tagged(message, _after_space(message, start + len(OPENING)))
-        calls.append(call)
+        closed = message.startswith(CLOSING, end)
+        yield start, end + len(CLOSING) * closed, call
         start = message.find(OPENING, end)
-    return calls
 
 
 def _tagged(message: str, start: int) -> tuple[Found, int]:

@@ -1,0 +1,161 @@
+"""The dialect of `POST /v1/chat/completions` (OpenAI)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Said, TurnRequest
+from ramet.rollout.gateway.reading import (
+    asked_sampling,
+    check_fields,
+    count_of,
+    list_of,
+    object_of,
+    parts_text,
+    schema_of,
+    text_of,
+)
+from ramet.types import ToolSchema
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+KNOWN = frozenset(
+    "model messages tools tool_choice parallel_tool_calls stop max_tokens max_completion_tokens stream stream_options "
+    "n user store metadata reasoning_effort service_tier verbosity prompt_cache_key safety_identifier".split()
+)
+REFUSED = {
+    "logit_bias": "the policy's own distribution is trained",
+    "logprobs": "token ids and log-probabilities are in the record of the run",
+    "top_logprobs": "token ids and log-probabilities are in the record of the run",
+    "response_format": "the policy's output is not constrained",
+    "functions": "give tools",
+    "function_call": "give tool_choice",
+    "audio": "models of text",
+    "modalities": "models of text",
+    "prediction": "nothing is predicted",
+    "web_search_options": "tools are the agent's own",
+}
+FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
+
+
+def read(body: Mapping[str, Any]) -> TurnRequest:
+    """Raises `BadRequest`."""
+    body = {name: value for name, value in body.items() if not (name == "modalities" and value == ["text"])}
+    check_fields(body, known=KNOWN, refused=REFUSED)
+    if body.get("n") not in (None, 1):
+        raise BadRequest("n must be 1: every reply is a turn of the rollout", field="n")
+    messages = list_of(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages must not be empty", field="messages")
+    stop = body.get("stop")
+    return TurnRequest(
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
+        tools=_tools(body),
+        stop=()
+        if stop is None
+        else (stop,)
+        if isinstance(stop, str)
+        else tuple(text_of(text, f"stop[{i}]") for i, text in enumerate(list_of(stop, "stop"))),
+        max_tokens=count_of(body, "max_completion_tokens", "max_tokens"),
+        model=text_of(body.get("model") or "", "model"),
+        stream=bool(body.get("stream")),
+        asked=asked_sampling(body),
+    )
+
+
+def _message(message: Any, where: str) -> Said:
+    message = object_of(message, where)
+    role = ROLES.get(message.get("role"))
+    if role is None:
+        raise BadRequest(f"{where}.role: {message.get('role')!r} is none of {', '.join(ROLES)}", field=f"{where}.role")
+    text = parts_text(message.get("content"), f"{where}.content", kinds=("text", "refusal"))
+    if role == "tool":
+        return Said(role="tool", text=text, call_id=text_of(message.get("tool_call_id"), f"{where}.tool_call_id"))
+    calls = list_of(message.get("tool_calls") or [], f"{where}.tool_calls") if role == "assistant" else []
+    return Said(role=role, text=text, calls=tuple(_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)))
+
+
+def _call(call: Any, where: str) -> Call:
+    call = object_of(call, where)
+    function = object_of(call.get("function"), f"{where}.function")
+    return Call(
+        id=text_of(call.get("id"), f"{where}.id"),
+        name=text_of(function.get("name"), f"{where}.function.name"),
+        arguments=text_of(function.get("arguments"), f"{where}.function.arguments"),
+    )
+
+
+def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise BadRequest(
+            f"tool_choice must be auto or none, got {choice!r:.80}: nothing is forced", field="tool_choice"
+        )
+    if choice == "none":
+        return ()
+    schemas = []
+    for i, tool in enumerate(list_of(body.get("tools") or [], "tools")):
+        where = f"tools[{i}]"
+        if object_of(tool, where).get("type") != "function":
+            raise BadRequest(f"{where}.type must be function, got {tool.get('type')!r}", field=f"{where}.type")
+        schemas.append(schema_of(tool.get("function"), f"{where}.function", parameters="parameters"))
+    return tuple(schemas)
+
+
+def write(reply: Reply) -> dict[str, Any]:
+    """The body of the response."""
+    return {
+        "id": f"chatcmpl-{reply.id}",
+        "object": "chat.completion",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [{"index": 0, "message": _written(reply), "finish_reason": FINISH[reply.finish], "logprobs": None}],
+        "usage": _usage(reply),
+    }
+
+
+def _written(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
+    if reply.thoughts:
+        message["reasoning_content"] = reply.thoughts
+    if reply.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.calls
+        ]
+    return message
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.sampled_tokens,
+        "total_tokens": reply.prompt_tokens + reply.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+    }
+
+
+def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
+    """The reply as server-sent events: one delta for each part of the message."""
+    message = _written(reply)
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{name: message[name]} for name in ("reasoning_content", "content") if message.get(name)]
+    deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(message.get("tool_calls", ()))]
+    for delta in deltas:
+        yield _event(reply, [{"index": 0, "delta": delta, "finish_reason": None}])
+    yield _event(reply, [{"index": 0, "delta": {}, "finish_reason": FINISH[reply.finish]}])
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield _event(reply, [], usage=_usage(reply))
+    yield b"data: [DONE]\n\n"
+
+
+def _event(reply: Reply, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
+    chunk = {"id": f"chatcmpl-{reply.id}", "object": "chat.completion.chunk", "created": reply.created}
+    data = json.dumps({**chunk, "model": reply.model, "choices": list(choices), **more}, ensure_ascii=False)
+    return f"data: {data}\n\n".encode()
+
+
+def error(message: str, *, kind: str, field: str | None, code: str | None) -> dict[str, Any]:
+    """The body of a response that is an error."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -1,0 +1,102 @@
+"""Requests and replies of an agent, whatever dialect they come in.
+
+A dialect (`chat`, `responses`, `anthropic`, `completions`) reads a body into a `TurnRequest` and writes a `Reply` as
+its clients expect it. What they say of a message is compared by its `key`: ids, `refusal`, annotations and cache marks
+are no part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from ramet.types import ToolSchema
+
+Role = Literal["system", "user", "assistant", "tool"]
+Key: TypeAlias = tuple[Any, ...]  # hashable; equal exactly where two messages say the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A tool call of an assistant's message."""
+
+    id: str  # the gateway's own, or what the client wrote
+    name: str
+    arguments: str  # JSON, as the model or the client wrote it
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments as an object; the text itself where it is not JSON."""
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return self.arguments
+
+    @property
+    def key(self) -> Key:
+        """Its name and its arguments, whatever their spelling."""
+        return self.name, json.dumps(self.parsed, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One message of a request."""
+
+    role: Role
+    text: str
+    calls: tuple[Call, ...] = ()  # of an assistant
+    call_id: str = ""  # of a tool: the call that it answers
+
+    @property
+    def key(self) -> Key:
+        """The role, the text and the calls. Space around an assistant's text is left out, as clients do."""
+        text = self.text.strip() if self.role == "assistant" else self.text
+        return self.role, text, tuple(call.key for call in self.calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """A request for one assistant's message."""
+
+    messages: tuple[Said, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None  # None: as many as the session allows
+    model: str = ""  # as the client named it
+    stream: bool = False
+    asked: Mapping[str, Any] = field(default_factory=dict)  # sampling that the client asks for: recorded, not followed
+    prompt: str | None = None  # a text to continue, without a chat template (`/v1/completions`); then without messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An assistant's message, as it was sampled."""
+
+    id: str  # unique within the gateway
+    created: int  # seconds since 1970
+    model: str
+    text: str  # without calls and thoughts
+    thoughts: str = ""
+    calls: tuple[Call, ...] = ()
+    finish: Literal["stop", "calls", "length"]
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int  # of the prompt's
+
+    @property
+    def said(self) -> Said:
+        """The message as a client sends it back."""
+        return Said(role="assistant", text=self.text, calls=self.calls)
+
+
+class BadRequest(Exception):
+    """A request that cannot be served: `status` of HTTP, the `field` at fault, and a code that clients know."""
+
+    def __init__(self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code = status, field, code
+
+
+CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they must shorten a conversation

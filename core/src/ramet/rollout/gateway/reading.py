@@ -1,0 +1,94 @@
+"""Readers of request bodies: each field has one type, and what is not followed is refused or recorded, never dropped.
+
+Raises of all functions: `BadRequest`, which names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ramet.rollout.gateway.messages import BadRequest
+from ramet.types import ToolSchema
+
+SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty"})
+
+
+def check_fields(body: Mapping[str, Any], *, known: frozenset[str], refused: Mapping[str, str]) -> None:
+    """Refuse fields that would change what is sampled (`refused`: field -> reason), and those that nobody knows."""
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name in refused and value not in (False, [], {}):
+            raise BadRequest(f"{name} is not supported: {refused[name]}", field=name)
+        if name not in known and name not in refused and name not in SAMPLING:
+            raise BadRequest(f"unknown parameter: {name}", field=name, code="unknown_parameter")
+
+
+def asked_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that a client asks for; a number each."""
+    asked = {name: body[name] for name in sorted(SAMPLING) if body.get(name) is not None}
+    for name, value in asked.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadRequest(f"{name} must be a number, got {value!r:.80}", field=name)
+    return asked
+
+
+def text_of(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise BadRequest(f"{field} must be a text, got {value!r:.80}", field=field)
+    return value
+
+
+def list_of(value: Any, field: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise BadRequest(f"{field} must be a list, got {value!r:.80}", field=field)
+    return value
+
+
+def object_of(value: Any, field: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{field} must be an object, got {value!r:.80}", field=field)
+    return value
+
+
+def count_of(body: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these fields that is given; at least 1."""
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadRequest(f"{name} must be an integer of at least 1, got {value!r:.80}", field=name)
+        return value
+    return None
+
+
+def parts_text(content: Any, field: str, *, kinds: Sequence[str]) -> str:
+    """The text of a content: a text, or a list of parts of these `kinds`, each with a `text`."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(list_of(content, field)):
+        where = f"{field}[{number}]"
+        kind = object_of(part, where).get("type")
+        if kind not in kinds:
+            raise BadRequest(f"{where}: parts of type {kind!r} are not supported, only {', '.join(kinds)}", field=where)
+        texts.append(text_of(part.get("text", part.get("refusal")), f"{where}.text"))
+    return "".join(texts)
+
+
+def schema_of(function: Any, field: str, *, parameters: str) -> ToolSchema:
+    """A function's description as a tool's schema; `parameters` is the dialect's field of its JSON schema."""
+    function = object_of(function, field)
+    described = function.get(parameters)
+    try:
+        return ToolSchema(
+            name=text_of(function.get("name"), f"{field}.name"),
+            description=text_of(function.get("description") or "", f"{field}.description"),
+            parameters=object_of(described, f"{field}.{parameters}") if described else {"type": "object"},
+        )
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"{field}: {error}", field=field) from error

@@ -1,0 +1,190 @@
+"""The gateway's HTTP server: requests of agents in each dialect, to the session whose key they carry.
+
+Bound to the loopback unless configured otherwise. A key is a session; a client that cannot set one uses the path
+`/s/KEY/v1/…`. Replies are sent when the turn is complete: as one body, or as the dialect's own events, with a comment
+every ten seconds before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ramet.errors import ConfigError, InfraError
+from ramet.rollout.gateway import chat
+from ramet.rollout.gateway.messages import BadRequest, Reply, TurnRequest
+from ramet.rollout.gateway.session import Session
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+MAX_BODY = 32 << 20  # bytes of a request: 128k tokens take about half a megabyte
+KEEP_ALIVE_S = 10.0
+UNKNOWN_KEY = "invalid_api_key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one kind of client writes its requests and reads its replies."""
+
+    read: Callable[[Mapping[str, Any]], TurnRequest]
+    write: Callable[[Reply], dict[str, Any]]
+    events: Callable[[Reply, Mapping[str, Any]], Iterator[bytes]]
+    error: Callable[..., dict[str, Any]]  # (message, kind=…, field=…, code=…) -> body
+    keep_alive: bytes = b": waiting\n\n"
+
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": Dialect(read=chat.read, write=chat.write, events=chat.events, error=chat.error),
+}
+
+
+class Gateway:
+    """`async with Gateway(…) as gateway`: serves sessions at `gateway.url` until the block ends."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, model: str = "policy") -> None:
+        """`port` 0: any free one. `model` is the name under which the policy is listed. Raises `ConfigError` without
+        aiohttp.
+        """
+        try:
+            from aiohttp import web
+        except ImportError as error:
+            raise ConfigError("the gateway needs the package aiohttp: pip install 'ramet[openai]'") from error
+        self._web = web
+        self._host, self._port, self._model = host, port, model
+        self._sessions: dict[str, Session] = {}
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Gateway:
+        """Raises `ConfigError` if the address cannot be bound."""
+        app = self._web.Application(client_max_size=MAX_BODY)
+        for prefix in ("", "/s/{session}"):
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+            for path in DIALECTS:
+                app.router.add_post(f"{prefix}{path}", self._turn)
+        self._runner = self._web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = self._web.TCPSite(self._runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(f"gateway: cannot listen at {self._host}:{self._port}: {error.strerror}") from error
+        port = self._runner.addresses[0][1]
+        self.url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for key in list(self._sessions):
+            self.close(key)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def open(self, session: Session) -> str:
+        """Serve the session; returns its key."""
+        key = f"ramet-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        return key
+
+    def close(self, key: str) -> Session:
+        """End the session and refuse its key from now on."""
+        session = self._sessions.pop(key)
+        session.end()
+        return session
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "ramet"}
+        return self._web.json_response({"object": "list", "data": [model]})
+
+    async def _turn(self, request: web.Request) -> web.StreamResponse:
+        dialect = DIALECTS[request.path[request.path.index("/v1/") :]]
+        try:
+            session = self._session(request)
+            raw = await self._raw(request)
+            body = _object(raw)
+            turn = dialect.read(body)
+            reply = asyncio.create_task(_reply(session, turn, request, raw))
+            if not turn.stream:
+                return self._web.json_response(dialect.write(await reply))
+            return await self._stream(request, dialect, body, reply)
+        except BadRequest as error:
+            kind = "authentication_error" if error.status == 401 else "invalid_request_error"
+            body = dialect.error(str(error), kind=kind, field=error.field, code=error.code)
+            return self._web.json_response(body, status=error.status)
+        except InfraError as error:
+            logger.warning("gateway: %s", error)
+            body = dialect.error(str(error), kind="server_error", field=None, code="engine_failed")
+            return self._web.json_response(body, status=503)
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, body: Mapping[str, Any], reply: asyncio.Task[Reply]
+    ) -> web.StreamResponse:
+        """The events of a reply; an error that comes before the first comment is a plain response."""
+        await asyncio.wait([reply], timeout=KEEP_ALIVE_S)
+        if reply.done():
+            reply.result()  # raises
+        response = self._web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        while not reply.done():
+            await response.write(dialect.keep_alive)
+            await asyncio.wait([reply], timeout=KEEP_ALIVE_S)
+        try:
+            events = dialect.events(await reply, body)
+        except (BadRequest, InfraError) as error:  # the status has been sent
+            logger.warning("gateway: %s", error)
+            failed = dialect.error(str(error), kind="server_error", field=None, code="engine_failed")
+            events = iter([f"event: error\ndata: {json.dumps(failed)}\n\n".encode()])
+        for event in events:
+            await response.write(event)
+        await response.write_eof()
+        return response
+
+    def _session(self, request: web.Request) -> Session:
+        """The session whose key the request carries. Raises `BadRequest`."""
+        headers = request.headers
+        bearer = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = request.match_info.get("session") or bearer or headers.get("x-api-key", "")
+        session = self._sessions.get(key)
+        if session is None:
+            what = "no session has this key" if key else "give the session's key as a bearer token"
+            raise BadRequest(what, status=401, code=UNKNOWN_KEY)
+        return session
+
+    async def _raw(self, request: web.Request) -> bytes:
+        """Raises `BadRequest` for a body that is too large."""
+        try:
+            return await request.read()
+        except self._web.HTTPRequestEntityTooLarge as error:
+            raise BadRequest(f"the body has more than {MAX_BODY >> 20} MiB", status=413) from error
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    """The body. Raises `BadRequest` for what is not a JSON object."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+async def _reply(session: Session, turn: TurnRequest, request: web.Request, raw: bytes) -> Reply:
+    """The session's reply; a retry gets that of the request that it repeats.
+
+    Clients of OpenAI and Anthropic say in a header how often they have tried; others may give a key. Equal bodies
+    without either are different turns: an agent may sample several at once.
+    """
+    headers = request.headers
+    if (key := headers.get("Idempotency-Key")) is not None:
+        return await session.reply(turn, name=f"key:{key}", again=True)
+    tried = headers.get("x-stainless-retry-count", "0")
+    return await session.reply(turn, name=hashlib.blake2b(raw).hexdigest(), again=tried != "0")

@@ -1,0 +1,255 @@
+"""A session: one agent's access to the policy, for one rollout.
+
+A request's messages are looked up among the conversations that this session replied to. Where they continue one, the
+recorded ids continue, and only what follows is rendered: the policy is never conditioned on a second tokenisation of
+its own text. Any other request is rendered in full. Both then go to the thread that they continue, token by token
+(`threads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
+from ramet.errors import ConfigError, InfraError
+from ramet.rollout.completion import Versions, completion_problem, sampled_segments
+from ramet.rollout.gateway.messages import CONTEXT_LENGTH, BadRequest, Call, Reply, Said, TurnRequest
+from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
+from ramet.rollout.keys import stable_seed
+from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_of
+from ramet.types import Insert, Message, Segment, ThreadStart, ToolSchema
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+Digest = bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """What an agent may use in one session."""
+
+    max_turns: int
+    max_tokens: int  # of all turns, sampled and inserted; the first request's prompt left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSampling:
+    """How its turns are sampled, whatever a client asks for."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    call_form: str = "auto"  # of tool calls in the model's text, as `rollout_step=hermes` reads them
+    first_tokens: int = 20
+
+
+class Session:
+    """Turns of one agent. Methods are called in the event loop of the engine."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        engine: Engine,
+        encoder: Encoder,
+        limits: SessionLimits,
+        sampling: SessionSampling,
+        seed: int,
+        versions: Versions | None = None,
+    ) -> None:
+        """`name` is unique within the engine: its requests and caches have it in their names, and seeds derive from it.
+
+        `versions`: of the weights that may sample; None: any.
+        """
+        self.name = name
+        self.threads = SessionThreads(encoder)
+        self.malformed_calls = 0
+        self._engine, self._encoder = engine, encoder
+        self._limits, self._sampling, self._seed, self._versions = limits, sampling, seed, versions
+        self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
+        self._replies: dict[str, asyncio.Task[Reply]] = {}  # by the name of the request
+        self._ended = False
+
+    async def reply(self, request: TurnRequest, *, name: str = "", again: bool = False) -> Reply:
+        """Sample the next message. `again`: the request repeats the one with this `name`, if there was one, and gets
+        its reply: both are one turn.
+
+        Raises `BadRequest`, and `InfraError` if the engine failed. A caller that is cancelled does not end the turn.
+        """
+        running = self._replies.get(name) if again else None
+        if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
+            running = self._replies[name] = asyncio.create_task(self._reply(request))
+        return await asyncio.shield(running)
+
+    def segments(self) -> tuple[tuple[Segment, ...], tuple[ThreadStart, ...]]:
+        """The segments of the rollout so far in order of turns, and how threads 1, 2, … began."""
+        return self.threads.segments()
+
+    def end(self) -> None:
+        """Refuse further requests, and let the engine forget the session."""
+        self._ended = True
+        for running in self._replies.values():
+            running.cancel()
+        self._engine.release([self._cache_key(thread.number) for thread in self.threads.threads])
+
+    async def _reply(self, request: TurnRequest) -> Reply:
+        if self._ended:
+            raise BadRequest("this session has ended", status=404, code="session_ended")
+        prompt = self._prompt(request)
+        max_tokens = self._room(prompt, request)
+        turn = self.threads.begin(prompt)
+        segments: Sequence[Segment] = ()
+        try:
+            completion = await self._complete(turn, prompt, max_tokens, request.stop)
+            ids = completion.token_ids
+            ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in self._encoder.eos_ids
+            text = self._encoder.decode(ids[:-1] if ended else ids)
+            segments = list(sampled_segments(completion, turn.number, text, self._encoder))
+        finally:
+            self.threads.end(turn, segments)
+        reply = self._read(request, turn, completion, text)
+        if request.prompt is None:
+            self._known[self._digests(request.tools, [*request.messages, reply.said])[-1]] = turn
+        return reply
+
+    def _prompt(self, request: TurnRequest) -> array[int]:
+        """The ids in front of the reply. Raises `BadRequest` for messages that the chat template does not take."""
+        if request.prompt is not None:
+            return self._encoder.untrusted(request.prompt)
+        messages = request.messages
+        digests = self._digests(request.tools, messages)
+        known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
+        rest = messages[known:]
+        if known and all(said.role != "assistant" for said in rest):
+            turn = self._known[digests[known]]
+            path = turn.thread.path[: turn.n_prompt + sum(map(len, turn.sampled))]
+            if (parts := self._suffix(rest, path)) is not None:
+                for part in parts:
+                    path.extend(self._encoder.insert(part))
+                return path
+        try:
+            return self._encoder.prompt([self._message(said) for said in messages], request.tools)
+        except ConfigError as error:
+            raise BadRequest(f"the model's chat template does not take these messages: {error}") from error
+
+    def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
+        """The template's text for what follows a reply; None for an order of roles that it takes only as a whole."""
+        try:
+            return self._encoder.suffix([self._message(said) for said in rest], after=path[-1])
+        except ValueError:
+            return None
+
+    def _message(self, said: Said) -> Message:
+        """The message for the chat template. Calls that were not sampled here have the template's own form."""
+        if not said.calls:
+            return Message(role=said.role, content=said.text)
+        calls = [{"name": call.name, "arguments": call.parsed} for call in said.calls]
+        return Message(role=said.role, content=self._encoder.template.reply(said.text, calls))
+
+    def _digests(self, tools: Sequence[ToolSchema], messages: Sequence[Said]) -> list[Digest]:
+        """One for each beginning of the conversation, the empty one first; tools are part of all."""
+        digests = [hashlib.blake2b(repr([tool.function for tool in tools]).encode("utf-8", "replace")).digest()]
+        for said in messages:
+            text = repr(said.key).encode("utf-8", "replace")
+            digests.append(hashlib.blake2b(digests[-1] + text).digest())
+        return digests
+
+    def _room(self, prompt: array[int], request: TurnRequest) -> int:
+        """Tokens that may be sampled. Raises `BadRequest` in the form by which clients know that a limit is reached."""
+        limits = self._limits
+        if len(self.threads.turns) >= limits.max_turns:
+            raise BadRequest(f"the limit of {limits.max_turns} turns is reached", code=CONTEXT_LENGTH)
+        of_model, of_session = self._engine.info.max_tokens - len(prompt), limits.max_tokens - self.threads.n_tokens
+        if (room := min(of_model, of_session)) < 1:
+            most = self._engine.info.max_tokens if of_model < 1 else limits.max_tokens
+            what = (
+                f"these messages have {len(prompt)} tokens" if of_model < 1 else "this session has used all its tokens"
+            )
+            raise BadRequest(f"maximum context length is {most} tokens: {what}", field="messages", code=CONTEXT_LENGTH)
+        return room if request.max_tokens is None else min(room, request.max_tokens)
+
+    async def _complete(
+        self, turn: SessionTurn, prompt: array[int], max_tokens: int, stop: tuple[str, ...]
+    ) -> Completion:
+        sampling = self._sampling
+        thread = turn.thread
+        request = Request(
+            id=f"{self.name}/{turn.number}",
+            token_ids=prompt,
+            sampling=Sampling(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                max_tokens=max_tokens,
+                stop=stop,
+                stop_token_ids=self._encoder.eos_ids,
+            ),
+            seed=stable_seed("gateway", self._seed, self.name, turn.number),
+            cache_key=self._cache_key(thread.number),
+            fork_of="" if thread.parent is None else self._cache_key(thread.parent.number),
+            first_tokens=sampling.first_tokens,
+        )
+        try:
+            completion = await self._engine.generate(request)
+        except asyncio.CancelledError:
+            self._engine.abort(request.id)
+            raise
+        if completion.finish is FinishReason.ABORT:
+            raise InfraError(f"request {request.id!r} was aborted")
+        if (problem := completion_problem(completion, self._versions)) is not None:
+            raise InfraError(f"request {request.id!r} was answered with what cannot be used: {problem}")
+        return completion
+
+    def _cache_key(self, thread: int) -> str:
+        return f"{self.name}#{thread}"
+
+    def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> Reply:
+        """The reply as a client gets it: thoughts, text and calls apart. Malformed calls stay in the text."""
+        id, calls, thoughts = f"{self.name}/{turn.number}", [], ""
+        if completion.finish is FinishReason.STOP and completion.stop and text.endswith(completion.stop):
+            text = text.removesuffix(completion.stop)
+        if request.prompt is None:
+            message = message_of(text)
+            thoughts = text.removesuffix(message).replace("<think>", "").replace("</think>", "").strip()
+            text, calls = self._calls(message, id) if request.tools else (message, [])
+        return Reply(
+            id=id,
+            created=int(time.time()),
+            model=request.model,
+            text=text.strip() if request.prompt is None else text,
+            thoughts=thoughts,
+            calls=tuple(calls),
+            finish="length" if completion.finish is FinishReason.LENGTH else "calls" if calls else "stop",
+            prompt_tokens=turn.n_prompt,
+            sampled_tokens=len(completion.token_ids),
+            cached_tokens=completion.cached_tokens,
+        )
+
+    def _calls(self, message: str, id: str) -> tuple[str, list[Call]]:
+        """The message's text without its calls, and these."""
+        text, calls, done = "", list[Call](), 0
+        for start, end, found in located_calls(message, self._sampling.call_form):
+            if isinstance(found, JsonCall):
+                arguments = json.dumps(found.arguments, ensure_ascii=False)
+                calls.append(Call(id=f"call_{_short(f'{id}/{len(calls)}')}", name=found.name, arguments=arguments))
+                text += message[done:start]
+                done = end
+            else:
+                self.malformed_calls += 1
+        return text + message[done:], calls
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

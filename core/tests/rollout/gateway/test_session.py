@@ -1,0 +1,202 @@
+"""What an agent's requests become: threads that are never rewritten, and a rollout in which every token is once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ramet.models.encoder import Encoder
+from ramet.rollout.gateway.messages import Said, TurnRequest
+from ramet.rollout.gateway.session import Session, SessionLimits, SessionSampling
+from ramet.testing.doubles import ScriptedEngine, tiny_encoder
+from ramet.types import Rollout, StopReason, Task, user_prompt
+
+LIMITS = SessionLimits(max_turns=20, max_tokens=2000)
+
+
+@pytest.fixture(scope="session")
+def encoder() -> Encoder:
+    return tiny_encoder()
+
+
+class Recorded:
+    """An engine that keeps what it saw: prompt and sampled ids of each request."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.info = engine, engine.info
+        self.seen: list[tuple[list[int], list[int]]] = []
+
+    async def generate(self, request: Any, on_first: Any = None) -> Any:
+        completion = await self.engine.generate(request, on_first)
+        self.seen.append((list(request.token_ids), list(completion.token_ids)))
+        return completion
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+
+    def release(self, keys: Sequence[str]) -> None:
+        self.engine.release(keys)
+
+
+def said(role: Any, text: str) -> Said:
+    return Said(role=role, text=text)
+
+
+def ask(*messages: Said, **fields: Any) -> TurnRequest:
+    return TurnRequest(messages=messages, **fields)
+
+
+def rollout_of(session: Session) -> Rollout:
+    segments, starts = session.segments()
+    task = Task(id="t", prompt=user_prompt("?"))
+    return Rollout(id="0", task=task, segments=segments, thread_starts=starts, stop=StopReason.ANSWER)
+
+
+def check_exact(session: Session, engine: Recorded) -> Rollout:
+    """Every request and its reply are a beginning of one thread, and every sampled token is once in the rollout."""
+    rollout = rollout_of(session)
+    paths = [[i for segment in thread.segments for i in segment.token_ids] for thread in rollout.threads]
+    for prompt, sampled in engine.seen:
+        assert any(path[: len(prompt) + len(sampled)] == prompt + sampled for path in paths)
+    assert rollout.n_sampled_tokens == sum(len(sampled) for _, sampled in engine.seen)
+    assert [s.turn for s in rollout.segments] == sorted(s.turn for s in rollout.segments)
+    return rollout
+
+
+Open = Callable[..., tuple[Session, Recorded]]
+
+
+@pytest.fixture
+def opened(encoder: Encoder) -> Open:
+    def build(script: Any, limits: SessionLimits = LIMITS) -> tuple[Session, Recorded]:
+        engine = Recorded(ScriptedEngine(script, encoder))
+        session = Session("s", engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)
+        return session, engine
+
+    return build
+
+
+NAME = "gateway/0/s/0"
+SYSTEM, QUESTION = said("system", "Be brief."), said("user", "What is 2 + 2?")
+
+
+def replies(session: Session, *requests: TurnRequest) -> list[Reply]:
+    async def main() -> list[Reply]:
+        return [await session.reply(request) for request in requests]
+
+    return asyncio.run(main())
+
+
+def test_a_conversation_is_one_thread_whose_recorded_ids_continue(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: f"answer {turn}")
+    first = replies(session, ask(SYSTEM, QUESTION))[0]
+    assert first.text == "answer 0" and first.finish == "stop"
+    replies(session, ask(SYSTEM, QUESTION, first.said, said("user", "And 3 + 3?")))
+    rollout = check_exact(session, engine)
+    assert len(rollout.threads) == 1 and not rollout.thread_starts
+    prompt, sampled = engine.seen[0]
+    assert engine.seen[1][0][: len(prompt) + len(sampled)] == prompt + sampled
+    kinds = [segment.kind for segment in rollout.segments]
+    assert kinds == [SegmentKind.PROMPT, SegmentKind.TURN, SegmentKind.MESSAGES, SegmentKind.TURN]
+
+
+def test_what_a_client_leaves_out_of_an_echo_changes_nothing(opened: Open, encoder: Encoder) -> None:
+    """Space around the text and thoughts: the ids that were sampled go on."""
+    session, engine = opened(lambda task, path, turn: "<think>hm</think>\n\n four " if turn == 0 else "six")
+    first = replies(session, ask(QUESTION))[0]
+    assert (first.text, first.thoughts) == ("four", "hm")
+    replies(session, ask(QUESTION, said("assistant", "four"), said("user", "3 + 3?")))
+    rollout = check_exact(session, engine)
+    assert len(rollout.threads) == 1
+    assert "<think>hm</think>" in encoder.decode(engine.seen[1][0])
+
+
+def test_an_edited_history_splits_off_and_nothing_is_dropped(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: f"answer {turn}")
+    replies(
+        session,
+        ask(SYSTEM, QUESTION),
+        ask(SYSTEM, QUESTION, said("assistant", "answer 9"), said("user", "Sure?")),
+        ask(SYSTEM, QUESTION, said("assistant", "answer 0"), said("user", "Sure?")),
+    )
+    rollout = check_exact(session, engine)
+    assert len(rollout.threads) == 2
+    edited = rollout.threads[1]
+    assert "answer 9" in "".join(segment.text for segment in edited.segments)
+    assert [segment.turn for segment in edited.own if segment.is_sampled] == [1]
+    assert [segment.turn for segment in rollout.threads[0].segments if segment.is_sampled] == [0, 2]
+
+
+def test_parallel_requests_and_sub_agents_have_threads_of_their_own(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: f"answer {turn}")
+
+    async def main() -> None:
+        await session.reply(ask(SYSTEM, QUESTION))
+        same = ask(SYSTEM, QUESTION, said("assistant", "answer 0"), said("user", "Sure?"))
+        other = ask(said("system", "You are a sub-agent."), said("user", "Add."))
+        await asyncio.gather(session.reply(same), session.reply(same), session.reply(other))
+
+    asyncio.run(main())
+    rollout = check_exact(session, engine)
+    assert len(rollout.threads) == 3
+    assert sorted(segment.turn for segment in rollout.segments if segment.is_sampled) == [0, 1, 2, 3]
+
+
+def test_a_compaction_keeps_what_was_sampled_before(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: f"answer {turn}")
+    first = replies(session, ask(SYSTEM, QUESTION))[0]
+    second = replies(session, ask(SYSTEM, QUESTION, first.said, said("user", "Sum up.")))[0]
+    replies(session, ask(SYSTEM, said("user", f"Summary: {second.text}"), said("user", "Go on.")))
+    rollout = check_exact(session, engine)
+    assert len(rollout.threads) == 2 and rollout.thread_starts[0].n_segments == 1  # the system message is common
+
+
+def test_a_retry_is_the_same_turn_and_a_failure_is_not_repeated(opened: Open) -> None:
+    from ramet.errors import InfraError
+    from ramet.testing.doubles import Reply as Scripted
+
+    fails = [True]
+
+    def script(task: str, path: str, turn: int) -> Any:
+        return Scripted(text="", fails="engine is down") if fails and turn == 1 else f"answer {turn}"
+
+    session, engine = opened(script)
+
+    async def main() -> None:
+        one = await session.reply(ask(QUESTION), name="a")
+        assert await session.reply(ask(QUESTION), name="a", again=True) is one
+
+        with pytest.raises(InfraError, match="engine is down"):
+            await session.reply(ask(QUESTION), name="b")
+        fails.clear()
+        await session.reply(ask(QUESTION), name="b", again=True)
+
+    asyncio.run(main())
+    assert len(engine.seen) == 2
+    rollout = rollout_of(session)
+    assert rollout.n_sampled_tokens == sum(len(sampled) for _, sampled in engine.seen)
+
+
+def test_limits_are_the_dialects_own_context_error(opened: Open) -> None:
+    session, _ = opened(lambda task, path, turn: "four", SessionLimits(max_turns=2, max_tokens=100))
+    first = replies(session, ask(QUESTION))[0]
+    replies(session, ask(QUESTION, first.said, said("user", "Sure?")))
+    with pytest.raises(BadRequest, match="limit of 2 turns") as error:
+        replies(session, ask(QUESTION))
+    assert error.value.code == "context_length_exceeded"
+    short, _ = opened(lambda task, path, turn: "a long answer", SessionLimits(max_turns=9, max_tokens=4))
+    cut = replies(short, ask(QUESTION))[0]
+    assert cut.finish == "length" and cut.sampled_tokens == 4
+    with pytest.raises(BadRequest, match="used all its tokens"):
+        replies(short, ask(QUESTION, cut.said, said("user", "Go on.")))
+
+
+def test_an_ended_session_serves_nothing_and_releases_its_caches(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: "four")
+    replies(session, ask(QUESTION))
+    session.end()
+    assert engine.engine.released == [f"{NAME}#0"]
+    with pytest.raises(BadRequest, match="has ended"):
+        replies(session, ask(QUESTION))
