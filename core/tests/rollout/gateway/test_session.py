@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
-from ramet.rollout.gateway.messages import Said, TurnRequest
+from ramet.rollout.gateway.messages import BadRequest, Reply, Said, TurnRequest
 from ramet.rollout.gateway.session import Session, SessionLimits, SessionSampling
+from ramet.testing.doubles import Reply as Scripted
 from ramet.testing.doubles import ScriptedEngine, tiny_encoder
-from ramet.types import Rollout, StopReason, Task, user_prompt
+from ramet.types import Rollout, SegmentKind, StopReason, Task, user_prompt
 
 LIMITS = SessionLimits(max_turns=20, max_tokens=2000)
 
@@ -154,9 +157,6 @@ def test_a_compaction_keeps_what_was_sampled_before(opened: Open) -> None:
 
 
 def test_a_retry_is_the_same_turn_and_a_failure_is_not_repeated(opened: Open) -> None:
-    from ramet.errors import InfraError
-    from ramet.testing.doubles import Reply as Scripted
-
     fails = [True]
 
     def script(task: str, path: str, turn: int) -> Any:
