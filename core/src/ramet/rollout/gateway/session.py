@@ -132,7 +132,7 @@ class Session:
         rest = messages[known:]
         if known and all(said.role != "assistant" for said in rest):
             turn = self._known[digests[known]]
-            path = turn.thread.path[: turn.n_prompt + sum(map(len, turn.sampled))]
+            path = turn.thread.path[: turn.end]
             if (parts := self._suffix(rest, path)) is not None:
                 for part in parts:
                     path.extend(self._encoder.insert(part))
