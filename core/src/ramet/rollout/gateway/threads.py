@@ -87,7 +87,7 @@ class SessionThreads:
         return tuple(segment for turn in self.turns for segment in turn.segments), starts
 
     def _longest(self, prompt: array[int]) -> tuple[SessionThread | None, int]:
-        """The thread with the longest common prefix, and its length in tokens. Of several the first that is not busy."""
+        """The thread with the longest common prefix, and its length; of several the first that is not busy."""
         lengths = [common_prefix(thread.path, prompt) for thread in self.threads]
         longest = max(lengths, default=0)
         best = [thread for thread, length in zip(self.threads, lengths, strict=True) if length == longest]
