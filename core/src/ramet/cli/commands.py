@@ -31,6 +31,7 @@ JOBS = {
 COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "pipeline": Command("run several jobs in turn, such as SFT, RL, export and evaluation", "pipeline:run"),
     "play": Command("run one prompt with tools, and print every turn", "play:run"),
+    "gateway": Command("serve a model to an agent over HTTP, and record every token", "gateway:run"),
     "demo": Command("replay a recorded run and write its report: no torch, no network", "demo:run"),
     "tool": Command("call one tool, with the settings of a run", "tool:run"),
     "doctor": Command("check this machine and its API keys, or why a run does not learn", "doctor:run"),
@@ -54,7 +55,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "completion": Command("print a shell completion script for bash, zsh or fish", "completion:run"),
 }
 GROUPS = {  # of `ramet --help`
-    "run": ("train", "sft", "eval", "play", "pipeline", "demo"),
+    "run": ("train", "sft", "eval", "play", "gateway", "pipeline", "demo"),
     "inspect": ("runs", "report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
     "check": ("doctor", "config", "check-logprobs", "tool", "judge"),
     "make": ("export", "import", "migrate", "new", "tiny-model", "completion"),

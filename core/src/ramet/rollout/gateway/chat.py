@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Said, TurnRequest
+from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Role, Said, TurnRequest
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
@@ -19,7 +19,13 @@ from ramet.rollout.gateway.reading import (
 )
 from ramet.types import ToolSchema
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 KNOWN = frozenset(
     "model messages tools tool_choice parallel_tool_calls stop max_tokens max_completion_tokens stream stream_options "
     "n user store metadata reasoning_effort service_tier verbosity prompt_cache_key safety_identifier".split()
@@ -66,7 +72,7 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
 
 def _message(message: Any, where: str) -> Said:
     message = object_of(message, where)
-    role = ROLES.get(message.get("role"))
+    role = ROLES.get(str(message.get("role")))
     if role is None:
         raise BadRequest(f"{where}.role: {message.get('role')!r} is none of {', '.join(ROLES)}", field=f"{where}.role")
     text = parts_text(message.get("content"), f"{where}.content", kinds=("text", "refusal"))

@@ -152,7 +152,7 @@ class Gateway:
         headers = request.headers
         bearer = headers.get("Authorization", "").removeprefix("Bearer ").strip()
         key = request.match_info.get("session") or bearer or headers.get("x-api-key", "")
-        session = self._sessions.get(key)
+        session = self._sessions.get(key) if key else None
         if session is None:
             what = "no session has this key" if key else "give the session's key as a bearer token"
             raise BadRequest(what, status=401, code=UNKNOWN_KEY)

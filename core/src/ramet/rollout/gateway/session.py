@@ -217,7 +217,7 @@ class Session:
 
     def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> Reply:
         """The reply as a client gets it: thoughts, text and calls apart. Malformed calls stay in the text."""
-        id, calls, thoughts = f"{self.name}/{turn.number}", [], ""
+        id, calls, thoughts = f"{self.name}/{turn.number}", list[Call](), ""
         if completion.finish is FinishReason.STOP and completion.stop and text.endswith(completion.stop):
             text = text.removesuffix(completion.stop)
         if request.prompt is None:

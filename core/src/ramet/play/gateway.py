@@ -1,0 +1,108 @@
+"""`ramet gateway`: a model served to an agent as a run would serve it, and a record of what passed.
+
+It is for trying an agent before it is trained: the same server, sessions and threads. Nothing is trained, and one
+session takes all requests until the command is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ramet.components.build import Components
+from ramet.components.checks import check_components
+from ramet.components.engines import build_engine, check_engine
+from ramet.config.checks import check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import ChatMarkup
+from ramet.errors import ConfigError, raise_all
+from ramet.event_loop import run_async
+from ramet.models.check import check_model
+from ramet.models.loading import build_encoder
+from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.rollout.gateway.server import Gateway
+from ramet.rollout.gateway.session import Session, SessionLimits, SessionSampling
+from ramet.rollout.keys import RolloutKey
+from ramet.rollout.record import GroupRecord, write_records
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.tracking.run_log import recording
+from ramet.types import Rollout, StopReason, Task
+
+NAME = RolloutKey("gateway", 0, "served", "0")
+MOST_TURNS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """Options of the command, by their keys below `gateway.`."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    record: Path = Path("gateway.jsonl.gz")
+    max_tokens: int = 1_000_000  # of all requests together
+
+
+def run(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None]) -> Path | None:
+    """Serve until the process is asked to end; returns the record, None if nothing was asked.
+
+    `say` prints a line. Raises `ConfigErrors` before anything starts, and `ConfigError` for an address in use.
+    """
+    if options.record.exists():
+        raise ConfigError(f"gateway.record={options.record}: there is a file already; name another one")
+    config = copy.deepcopy(resolved.config)
+    config.data.chat_markup = ChatMarkup.NEUTRALISE  # an agent's texts come from anywhere
+    resolved = replace(resolved, config=config)
+    components = Components(config)
+    problems = [
+        *check(resolved, "play"),
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *check_engine(config),
+        *check_components(components, config, training=False),
+    ]
+    raise_all(dict.fromkeys(problems))
+    with recording():
+        set_up_torch(config.run)
+        return run_async(_serve(resolved, options, say))
+
+
+async def _serve(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None]) -> Path | None:
+    config = resolved.config
+    encoder = build_encoder(config)
+    engine = build_engine(config, encoder)
+    sampling = SessionSampling(temperature=config.rollout.temperature, first_tokens=config.rollout.first_tokens)
+    limits = SessionLimits(max_turns=MOST_TURNS, max_tokens=options.max_tokens)
+    session = Session(NAME.text, engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=config.run.seed)
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        async with Gateway(host=options.host, port=options.port, model=str(config.model.path)) as gateway:
+            key = gateway.open(session)
+            say(f"address: {gateway.url}/v1")
+            say(f"key: {key}")
+            say("Ctrl-C ends it, and writes the record.")
+            await ended.wait()
+    finally:
+        await engine.close()
+    return _write(session, options.record, say)
+
+
+def _write(session: Session, record: Path, say: Callable[[str], None]) -> Path | None:
+    segments, starts = session.segments()
+    if not segments:
+        say("no request came")
+        return None
+    task = Task(id=NAME.task, prompt=())
+    rollout = Rollout(id=NAME.path, task=task, segments=segments, thread_starts=starts, stop=StopReason.DONE)
+    group = ScoredGroup(task=task, rollouts=(ScoredRollout(rollout=rollout, reward=0.0),))
+    write_records(record, [GroupRecord(step=0, group=group)])
+    say(
+        f"{len(session.threads.turns)} turns in {len(rollout.threads)} threads, {rollout.n_sampled_tokens} sampled "
+        f"tokens, {session.malformed_calls} malformed calls: {record}"
+    )
+    return record
