@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from ramet.engines.protocol import Completion, Request
 from ramet.models.encoder import Encoder
+from ramet.rollout.gateway.server import Gateway
 from ramet.rollout.gateway.session import Session, SessionLimits, SessionSampling
-from ramet.testing.doubles import ScriptedEngine, tiny_encoder
+from ramet.testing.chat_templates import chat_encoder
+from ramet.testing.doubles import Reply, ScriptedEngine, tiny_encoder
 from ramet.types import Rollout, StopReason, Task, user_prompt
 
 NAME = "gateway/0/s/0"
 LIMITS = SessionLimits(max_turns=20, max_tokens=2000)
+LARGE = SessionLimits(max_turns=50, max_tokens=50_000)
 
 
 @pytest.fixture(scope="session")
@@ -49,11 +55,17 @@ def rollout_of(session: Session) -> Rollout:
 
 
 def check_exact(session: Session, engine: Recorded) -> Rollout:
-    """Every request and its reply are a beginning of one thread, and every sampled token is once in the rollout."""
+    """Every request and its reply are a beginning of one thread, and every sampled token is once in the rollout.
+
+    No thread has tokens that the engine did not see, unless its last request failed.
+    """
     rollout = rollout_of(session)
     paths = [[i for segment in thread.segments for i in segment.token_ids] for thread in rollout.threads]
-    for prompt, sampled in engine.seen:
-        assert any(path[: len(prompt) + len(sampled)] == prompt + sampled for path in paths)
+    seen = [prompt + sampled for prompt, sampled in engine.seen]
+    for turn in seen:
+        assert any(path[: len(turn)] == turn for path in paths)
+    for thread, path in zip(rollout.threads, paths, strict=True):
+        assert path in seen or not thread.segments[-1].is_sampled
     assert rollout.n_sampled_tokens == sum(len(sampled) for _, sampled in engine.seen)
     assert [s.turn for s in rollout.segments] == sorted(s.turn for s in rollout.segments)
     return rollout
@@ -70,6 +82,69 @@ def opened(encoder: Encoder) -> Open:
         return session, engine
 
     return build
+
+
+@dataclass
+class Served:
+    """One session at a gateway, and requests to it from the process of the test."""
+
+    url: str
+    key: str
+    session: Session
+    engine: Recorded
+    http: Any  # the `aiohttp.ClientSession`
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """The status of the response, and its body from JSON."""
+        async with self.http.post(f"{self.url}{path}", json=body, headers=self._headers(headers)) as response:
+            return response.status, json.loads(await response.text())
+
+    async def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        async with self.http.get(f"{self.url}{path}", headers=self._headers(headers)) as response:
+            return response.status, json.loads(await response.text())
+
+    async def events(self, path: str, body: Any) -> list[tuple[str, Any]]:
+        """The server-sent events of a response, each with its name."""
+        async with self.http.post(f"{self.url}{path}", json=body, headers=self._headers({})) as response:
+            text = await response.text()
+            assert response.status == 200, text
+        events = []
+        for block in text.split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+            if "data" in fields:
+                events.append((fields.get("event", ""), json.loads(fields["data"])))
+        return events
+
+    def check(self) -> Rollout:
+        return check_exact(self.session, self.engine)
+
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}", **headers}
+
+
+Script = Callable[[str], Reply | str]
+
+
+@asynccontextmanager
+async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str = "qwen2.5") -> AsyncIterator[Served]:
+    """Serve a session whose engine replies by `script` to the text of the prompt."""
+    from aiohttp import ClientSession
+
+    encoder = chat_encoder(family)
+
+    def by_prompt(task: str, path: str, turn: int) -> Reply | str:
+        return script(encoder.decode(scripted.requests[-1].token_ids))
+
+    scripted = ScriptedEngine(by_prompt, encoder)
+    engine = Recorded(scripted)
+    session = Session(NAME, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
+    async with Gateway() as gateway, ClientSession() as http:
+        yield Served(gateway.url, gateway.open(session), session, engine, http)
+
+
+@pytest.fixture
+def serve() -> Any:
+    return serve_one
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

@@ -13,6 +13,7 @@ from ramet.rollout.gateway.reading import (
     count_of,
     list_of,
     object_of,
+    offers_tools,
     parts_text,
     schema_of,
     text_of,
@@ -93,12 +94,7 @@ def _call(call: Any, where: str) -> Call:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise BadRequest(
-            f"tool_choice must be auto or none, got {choice!r:.80}: nothing is forced", field="tool_choice"
-        )
-    if choice == "none":
+    if not offers_tools(body):
         return ()
     schemas = []
     for i, tool in enumerate(list_of(body.get("tools") or [], "tools")):
@@ -109,7 +105,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     return tuple(schemas)
 
 
-def write(reply: Reply) -> dict[str, Any]:
+def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the response."""
     return {
         "id": f"chatcmpl-{reply.id}",
@@ -158,7 +154,7 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
 
 def _event(reply: Reply, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
     chunk = {"id": f"chatcmpl-{reply.id}", "object": "chat.completion.chunk", "created": reply.created}
-    data = json.dumps({**chunk, "model": reply.model, "choices": list(choices), **more}, ensure_ascii=False)
+    data = json.dumps({**chunk, "model": reply.model, "choices": list(choices), **more})
     return f"data: {data}\n\n".encode()
 
 

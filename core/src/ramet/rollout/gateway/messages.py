@@ -7,6 +7,7 @@ are no part of it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -97,6 +98,11 @@ class BadRequest(Exception):
     def __init__(self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.field, self.code = status, field, code
+
+
+def short_id(text: str) -> str:
+    """An id of letters and digits that stands for a longer one."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they must shorten a conversation

@@ -80,6 +80,16 @@ def parts_text(content: Any, field: str, *, kinds: Sequence[str]) -> str:
     return "".join(texts)
 
 
+def offers_tools(body: Mapping[str, Any]) -> bool:
+    """Whether `tool_choice` (of OpenAI's dialects) lets the model call tools."""
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise BadRequest(
+            f"tool_choice must be auto or none, got {choice!r:.80}: nothing is forced", field="tool_choice"
+        )
+    return choice != "none"
+
+
 def schema_of(function: Any, field: str, *, parameters: str) -> ToolSchema:
     """A function's description as a tool's schema; `parameters` is the dialect's field of its JSON schema."""
     function = object_of(function, field)

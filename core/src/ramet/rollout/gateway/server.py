@@ -14,10 +14,11 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, InfraError
-from ramet.rollout.gateway import chat
+from ramet.rollout.gateway import chat, responses
+from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import BadRequest, Reply, TurnRequest
 from ramet.rollout.gateway.session import Session
 
@@ -29,20 +30,33 @@ MAX_BODY = 32 << 20  # bytes of a request: 128k tokens take about half a megabyt
 KEEP_ALIVE_S = 10.0
 UNKNOWN_KEY = "invalid_api_key"
 
+Keep: TypeAlias = Callable[[Reply, Mapping[str, Any], KeptResponses], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """How one kind of client writes its requests and reads its replies."""
 
     read: Callable[[Mapping[str, Any]], TurnRequest]
-    write: Callable[[Reply], dict[str, Any]]
+    write: Callable[[Reply, Mapping[str, Any]], dict[str, Any]]
     events: Callable[[Reply, Mapping[str, Any]], Iterator[bytes]]
     error: Callable[..., dict[str, Any]]  # (message, kind=…, field=…, code=…) -> body
     keep_alive: bytes = b": waiting\n\n"
+    # Where requests may refer to earlier replies: the body without such references, and what keeps a reply for later.
+    resolve: Callable[[Mapping[str, Any], KeptResponses], dict[str, Any]] | None = None
+    keep: Keep | None = None
 
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Dialect(read=chat.read, write=chat.write, events=chat.events, error=chat.error),
+    "/v1/responses": Dialect(
+        read=responses.read,
+        write=responses.write,
+        events=responses.events,
+        error=chat.error,
+        resolve=responses.resolve,
+        keep=responses.keep,
+    ),
 }
 
 
@@ -70,6 +84,7 @@ class Gateway:
             app.router.add_get(f"{prefix}/v1/models", self._models)
             for path in DIALECTS:
                 app.router.add_post(f"{prefix}{path}", self._turn)
+            app.router.add_get(f"{prefix}/v1/responses/{{response}}", self._response)
         self._runner = self._web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = self._web.TCPSite(self._runner, self._host, self._port)
@@ -104,25 +119,42 @@ class Gateway:
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "ramet"}
         return self._web.json_response({"object": "list", "data": [model]})
 
+    async def _response(self, request: web.Request) -> web.Response:
+        """An earlier reply of `/v1/responses`."""
+        try:
+            if "stream" in request.query:
+                raise BadRequest("stream is not supported for an earlier reply", field="stream")
+            kept = self._session(request).kept.response(request.match_info["response"], "response_id")
+        except BadRequest as error:
+            return self._refusal(DIALECTS["/v1/responses"], error)
+        return self._web.json_response(kept.body)
+
     async def _turn(self, request: web.Request) -> web.StreamResponse:
         dialect = DIALECTS[request.path[request.path.index("/v1/") :]]
         try:
             session = self._session(request)
             raw = await self._raw(request)
             body = _object(raw)
+            if dialect.resolve is not None:
+                body = dialect.resolve(body, session.kept)
             turn = dialect.read(body)
             reply = asyncio.create_task(_reply(session, turn, request, raw))
+            if dialect.keep is not None:
+                reply = asyncio.create_task(_kept(reply, dialect.keep, body, session.kept))
             if not turn.stream:
-                return self._web.json_response(dialect.write(await reply))
+                return self._web.json_response(dialect.write(await reply, body))
             return await self._stream(request, dialect, body, reply)
         except BadRequest as error:
-            kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-            body = dialect.error(str(error), kind=kind, field=error.field, code=error.code)
-            return self._web.json_response(body, status=error.status)
+            return self._refusal(dialect, error)
         except InfraError as error:
             logger.warning("gateway: %s", error)
             body = dialect.error(str(error), kind="server_error", field=None, code="engine_failed")
             return self._web.json_response(body, status=503)
+
+    def _refusal(self, dialect: Dialect, error: BadRequest) -> web.Response:
+        kind = "authentication_error" if error.status == 401 else "invalid_request_error"
+        body = dialect.error(str(error), kind=kind, field=error.field, code=error.code)
+        return self._web.json_response(body, status=error.status)
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, body: Mapping[str, Any], reply: asyncio.Task[Reply]
@@ -175,6 +207,13 @@ def _object(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
     return body
+
+
+async def _kept(running: asyncio.Task[Reply], keep: Keep, body: Mapping[str, Any], kept: KeptResponses) -> Reply:
+    """The reply, kept before it is sent: its client may have gone."""
+    reply = await running
+    keep(reply, body, kept)
+    return reply
 
 
 async def _reply(session: Session, turn: TurnRequest, request: web.Request, raw: bytes) -> Reply:

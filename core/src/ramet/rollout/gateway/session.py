@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.completion import Versions, completion_problem, sampled_segments
-from ramet.rollout.gateway.messages import CONTEXT_LENGTH, BadRequest, Call, Reply, Said, TurnRequest
+from ramet.rollout.gateway.kept import KeptResponses
+from ramet.rollout.gateway.messages import CONTEXT_LENGTH, BadRequest, Call, Reply, Said, TurnRequest, short_id
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_of
@@ -74,6 +75,7 @@ class Session:
         self.name = name
         self.threads = SessionThreads(encoder)
         self.malformed_calls = 0
+        self.kept = KeptResponses()
         self._engine, self._encoder = engine, encoder
         self._limits, self._sampling, self._seed, self._versions = limits, sampling, seed, versions
         self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
@@ -243,13 +245,9 @@ class Session:
         for start, end, found in located_calls(message, self._sampling.call_form):
             if isinstance(found, JsonCall):
                 arguments = json.dumps(found.arguments, ensure_ascii=False)
-                calls.append(Call(id=f"call_{_short(f'{id}/{len(calls)}')}", name=found.name, arguments=arguments))
+                calls.append(Call(id=f"call_{short_id(id)}_{len(calls)}", name=found.name, arguments=arguments))
                 text += message[done:start]
                 done = end
             else:
                 self.malformed_calls += 1
         return text + message[done:], calls
-
-
-def _short(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
