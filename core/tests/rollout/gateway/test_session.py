@@ -89,6 +89,19 @@ def test_parallel_requests_and_sub_agents_have_threads_of_their_own(opened: Open
     assert sorted(segment.turn for segment in rollout.segments if segment.is_sampled) == [0, 1, 2, 3]
 
 
+def test_equal_conversations_at_the_same_time_continue_their_own_threads(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: "four" if turn < 2 else "sure")
+    more = ask(SYSTEM, QUESTION, said("assistant", "four"), said("user", "Sure?"))
+
+    async def main() -> None:
+        await asyncio.gather(session.reply(ask(SYSTEM, QUESTION)), session.reply(ask(SYSTEM, QUESTION)))
+        await asyncio.gather(session.reply(more), session.reply(more))
+
+    asyncio.run(main())
+    rollout = check_exact(session, engine)
+    assert len(rollout.threads) == 2
+
+
 def test_a_compaction_keeps_what_was_sampled_before(opened: Open) -> None:
     session, engine = opened(lambda task, path, turn: f"answer {turn}")
     first = replies(session, ask(SYSTEM, QUESTION))[0]

@@ -87,11 +87,14 @@ class SessionThreads:
         return tuple(segment for turn in self.turns for segment in turn.segments), starts
 
     def _longest(self, prompt: array[int]) -> tuple[SessionThread | None, int]:
-        """The thread with the longest common prefix, and its length; of several the first that is not busy."""
-        lengths = [common_prefix(thread.path, prompt) for thread in self.threads]
-        longest = max(lengths, default=0)
-        best = [thread for thread, length in zip(self.threads, lengths, strict=True) if length == longest]
-        return (min(best, key=lambda thread: thread.busy), longest) if longest else (None, 0)
+        """The thread that the prompt continues: the longest of those that it begins with and that are not busy.
+
+        Without one, the thread with the longest common prefix. Also returns how many tokens they have in common.
+        """
+        common = [(common_prefix(thread.path, prompt), thread) for thread in self.threads]
+        continued = [(n, thread) for n, thread in common if n == len(thread.path) and not thread.busy]
+        longest, thread = max(continued or common, key=lambda pair: pair[0], default=(0, None))
+        return (thread, longest) if longest else (None, 0)
 
     def _split_off(self, parent: SessionThread | None, common: int, prompt: array[int]) -> SessionThread:
         """A new thread that begins with the first `common` tokens of `parent`'s path, where a segment then ends."""
