@@ -12,10 +12,11 @@ from openai import AsyncOpenAI, OpenAI
 
 CHAT_TOOLS: Any = [{"type": "function", "function": ADD}]
 TOOLS: Any = [{"type": "function", "strict": True, **ADD}]
+STRICT: Any = {"_strict_response_validation": True}  # replies are compared with the package's types
 
 
 def chat(url: str, key: str) -> Any:
-    client, messages = OpenAI(base_url=url, api_key=key), chat_start()
+    client, messages = OpenAI(base_url=url, api_key=key, **STRICT), chat_start()
     for _ in range(5):
         reply = client.chat.completions.create(model="policy", messages=messages, tools=CHAT_TOOLS)
         message = reply.choices[0].message
@@ -29,7 +30,7 @@ def chat(url: str, key: str) -> Any:
 
 def chat_stream(url: str, key: str) -> Any:
     """The key is in the path: for clients that cannot set one."""
-    client, messages = OpenAI(base_url=url.replace("/v1", f"/s/{key}/v1"), api_key="none"), chat_start()
+    client, messages = OpenAI(base_url=url.replace("/v1", f"/s/{key}/v1"), api_key="none", **STRICT), chat_start()
     for _ in range(5):
         text, calls, usage = "", {}, None
         for chunk in client.chat.completions.create(
@@ -53,7 +54,7 @@ def chat_start() -> list[Any]:
 
 
 def responses(url: str, key: str) -> Any:
-    client, items = OpenAI(base_url=url, api_key=key), [{"role": "user", "content": QUESTION}]
+    client, items = OpenAI(base_url=url, api_key=key, **STRICT), [{"role": "user", "content": QUESTION}]
     for _ in range(5):
         reply = client.responses.create(
             model="policy", instructions="You calculate.", input=items, tools=TOOLS, store=False
@@ -67,7 +68,7 @@ def responses(url: str, key: str) -> Any:
 
 
 def responses_stream(url: str, key: str) -> Any:
-    client, items = OpenAI(base_url=url, api_key=key), [{"role": "user", "content": QUESTION}]
+    client, items = OpenAI(base_url=url, api_key=key, **STRICT), [{"role": "user", "content": QUESTION}]
     for _ in range(5):
         deltas = ""
         with client.responses.stream(model="policy", instructions="You calculate.", input=items, tools=TOOLS) as stream:
@@ -84,7 +85,7 @@ def responses_stream(url: str, key: str) -> Any:
 
 
 def responses_previous(url: str, key: str) -> Any:
-    client, items, previous = OpenAI(base_url=url, api_key=key), QUESTION, None
+    client, items, previous = OpenAI(base_url=url, api_key=key, **STRICT), QUESTION, None
     for _ in range(5):
         reply = client.responses.create(
             model="policy", instructions="You calculate.", input=items, tools=TOOLS, previous_response_id=previous
@@ -103,7 +104,7 @@ def output_of(call: Any) -> Any:
 
 def errors(url: str, key: str) -> Any:
     """The status, class and fields of each error; the session serves one turn."""
-    client, user = OpenAI(base_url=url, api_key=key, max_retries=0), [{"role": "user", "content": "Hi"}]
+    client, user = OpenAI(base_url=url, api_key=key, max_retries=0, **STRICT), [{"role": "user", "content": "Hi"}]
     create, respond = client.chat.completions.create, client.responses.create
     client.responses.create(model="policy", input="Hi")
     other = OpenAI(base_url=url, api_key="none", max_retries=0)
@@ -129,7 +130,7 @@ def errors(url: str, key: str) -> Any:
 
 def retries(url: str, key: str) -> Any:
     """The engine fails once, and is once slower than the client waits. Both requests are repeated by the client."""
-    client = OpenAI(base_url=url, api_key=key, max_retries=3)
+    client = OpenAI(base_url=url, api_key=key, max_retries=3, **STRICT)
     first = client.responses.create(model="policy", input="First?")
     user: Any = [{"role": "user", "content": "Slow?"}]
     second = client.with_options(timeout=1.0).chat.completions.create(model="policy", messages=user)
@@ -140,7 +141,7 @@ def retries(url: str, key: str) -> Any:
 
 def parallel(url: str, key: str) -> Any:
     """Four sub-agents of two turns at the same time, in both dialects; two of them say the same."""
-    client = AsyncOpenAI(base_url=url, api_key=key)
+    client = AsyncOpenAI(base_url=url, api_key=key, **STRICT)
 
     async def agent(number: int) -> str:
         items: Any = [{"role": "user", "content": f"Count to {number}."}]
