@@ -259,6 +259,9 @@ def test_harmless_fields_are_accepted(serve: Any) -> None:
         ({"surprise": 1}, "surprise", "unknown parameter"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"temperature": "hot"}, "temperature", "must be a number"),
+        ({"stream": "false"}, "stream", "must be true or false"),
+        ({"store": 0}, "store", "must be true or false"),
+        ({"metadata": [1]}, "metadata", "must be an object"),
         ({"instructions": ["Be brief."]}, "instructions", "must be a text"),
         ({"input": 5}, "input", "must be a list"),
         ({"input": []}, "input", "at least one message"),
@@ -285,6 +288,39 @@ def test_bad_fields_are_refused_by_name(serve: Any, fields: Any, param: str, wor
             assert status in (400, 404) and body["error"]["type"] == "invalid_request_error", body
             assert body["error"]["param"] == param and words in body["error"]["message"], body
             assert not served.engine.engine.requests
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ('{"input": "a\\ud800b"}', "half of a surrogate pair"),
+        ('{"input": "x", "temperature": NaN}', "NaN is not a number of JSON"),
+        ('{"input": "x", "temperature": 1e999}', "temperature must be a number, got inf"),
+        ('{"input": ' + "[" * 70 + "]" * 70 + "}", "nested more than 64 levels deep"),
+        ('{"input": ' + "[" * 100_000 + "]" * 100_000 + "}", "the body is not JSON"),
+        (b'{"input": "a\xed\xa0\x80b"}', "the body is not JSON: 'utf-8' codec"),
+    ],
+)
+def test_bodies_that_only_python_reads_are_refused(serve: Any, raw: Any, words: str) -> None:
+    async def main() -> None:
+        async with serve(lambda prompt: "yes") as served:
+            headers = {"Authorization": f"Bearer {served.key}"}
+            async with served.http.post(f"{served.url}{PATH}", data=raw, headers=headers) as response:
+                assert response.status == 400 and words in (await response.json())["error"]["message"]
+
+    run(main)
+
+
+def test_arguments_from_elsewhere_need_not_be_json(serve: Any) -> None:
+    async def main() -> None:
+        async with serve(lambda prompt: "yes") as served:
+            for arguments in ("not JSON", "[" * 5000 + "]" * 5000, '{"a": "\\ud800"}'):
+                asked = {"type": "function_call", "call_id": "c", "name": "add", "arguments": arguments}
+                status, body = await served.post(PATH, {"input": [USER, asked, output_of(asked, "3")]})
+                assert status == 200, body
+            served.check()
 
     run(main)
 

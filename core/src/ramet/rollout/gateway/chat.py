@@ -11,6 +11,7 @@ from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
     count_of,
+    flag_of,
     list_of,
     object_of,
     offers_tools,
@@ -55,6 +56,7 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
     messages = list_of(body.get("messages"), "messages")
     if not messages:
         raise BadRequest("messages must not be empty", field="messages")
+    object_of(body.get("stream_options") or {}, "stream_options")
     stop = body.get("stop")
     return TurnRequest(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
@@ -66,7 +68,7 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
         else tuple(text_of(text, f"stop[{i}]") for i, text in enumerate(list_of(stop, "stop"))),
         max_tokens=count_of(body, "max_completion_tokens", "max_tokens"),
         model=text_of(body.get("model") or "", "model"),
-        stream=bool(body.get("stream")),
+        stream=flag_of(body, "stream", default=False),
         asked=asked_sampling(body),
     )
 

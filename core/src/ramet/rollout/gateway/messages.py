@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ramet.io.json_values import json_fault, too_deep
 from ramet.types import ToolSchema
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -29,11 +30,12 @@ class Call:
 
     @property
     def parsed(self) -> Any:
-        """The arguments as an object; the text itself where it is not JSON."""
+        """The arguments as an object; the text itself where it is not JSON, or too deep for readers of JSON."""
         try:
-            return json.loads(self.arguments)
-        except ValueError:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
             return self.arguments
+        return self.arguments if too_deep(value) or json_fault(value) is not None else value
 
     @property
     def key(self) -> Key:

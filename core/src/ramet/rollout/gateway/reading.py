@@ -5,6 +5,7 @@ Raises of all functions: `BadRequest`, which names the field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +27,10 @@ def check_fields(body: Mapping[str, Any], *, known: frozenset[str], refused: Map
 
 
 def asked_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling that a client asks for; a number each."""
+    """The sampling that a client asks for; a finite number each."""
     asked = {name: body[name] for name in sorted(SAMPLING) if body.get(name) is not None}
     for name, value in asked.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
             raise BadRequest(f"{name} must be a number, got {value!r:.80}", field=name)
     return asked
 
@@ -50,6 +51,13 @@ def object_of(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{field} must be an object, got {value!r:.80}", field=field)
     return value
+
+
+def flag_of(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false, got {value!r:.80}", field=name)
+    return default if value is None else value
 
 
 def count_of(body: Mapping[str, Any], *names: str) -> int | None:

@@ -16,6 +16,7 @@ from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
     count_of,
+    flag_of,
     list_of,
     object_of,
     offers_tools,
@@ -65,7 +66,7 @@ def _resolved(item: Mapping[str, Any], kept: KeptResponses, where: str) -> Mappi
 
 def keep(reply: Reply, body: Mapping[str, Any], kept: KeptResponses) -> None:
     """Keep the reply to this resolved body, unless its client wants to send it back itself."""
-    if body.get("store") is not False:
+    if flag_of(body, "store", default=True):
         kept.add(write(reply, body), body["input"])
 
 
@@ -73,6 +74,10 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
     """Read a resolved body. Raises `BadRequest`."""
     check_fields(body, known=KNOWN, refused=REFUSED)
     _check_text(body)
+    for name in ("store", "parallel_tool_calls"):
+        flag_of(body, name, default=True)
+    for name in ("metadata", "reasoning"):
+        object_of(body.get(name) or {}, name)
     if LOGPROBS in list_of(body.get("include") or [], "include"):
         raise BadRequest(f"{LOGPROBS} is not supported: {REFUSED['top_logprobs']}", field="include")
     messages = _messages(body["input"])
@@ -85,7 +90,7 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
         tools=_tools(body),
         max_tokens=count_of(body, "max_output_tokens"),
         model=text_of(body.get("model") or "", "model"),
-        stream=bool(body.get("stream")),
+        stream=flag_of(body, "stream", default=False),
         asked=asked_sampling(body),
     )
 
@@ -206,11 +211,11 @@ def _begun(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": body.get("metadata") or {},
         "model": reply.model,
         "output": [],
-        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "parallel_tool_calls": flag_of(body, "parallel_tool_calls", default=True),
         "previous_response_id": body.get("previous_response_id"),
         "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
         "service_tier": "default",
-        "store": body.get("store") is not False,
+        "store": flag_of(body, "store", default=True),
         "temperature": body.get("temperature"),
         "text": {"format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, InfraError
+from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
 from ramet.rollout.gateway import chat, responses
 from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import BadRequest, Reply, TurnRequest
@@ -199,14 +200,22 @@ class Gateway:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    """The body. Raises `BadRequest` for what is not a JSON object."""
+    """The body. Raises `BadRequest` for what is not a JSON object, and for what Python reads but tokenizers do not."""
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
+    if too_deep(body):
+        raise BadRequest(f"the body is nested more than {MAX_NESTING} levels deep")
+    if (b"\\ud" in raw or b"\\uD" in raw) and (fault := json_fault(body)) is not None:
+        raise BadRequest(f"the body has {fault}")
     return body
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 async def _kept(running: asyncio.Task[Reply], keep: Keep, body: Mapping[str, Any], kept: KeptResponses) -> Reply:
