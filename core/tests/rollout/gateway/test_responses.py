@@ -73,19 +73,23 @@ def test_a_reply_has_its_text_its_calls_and_its_usage(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "stored"),
+    ("order", "stored", "family"),
     [
-        ("calls first", None),
-        ("calls first", False),
-        ("each with its result", None),
-        ("each with its result", False),
-        ("by id", None),
-        ("previous_response_id", None),
+        ("calls first", None, "qwen2.5"),
+        ("calls first", False, "qwen2.5"),
+        ("calls first", None, "qwen3"),
+        ("each with its result", None, "qwen2.5"),
+        ("each with its result", False, "qwen2.5"),
+        ("by id", None, "qwen2.5"),
+        ("previous_response_id", None, "qwen2.5"),
+        ("previous_response_id", None, "qwen3"),
     ],
 )
-def test_the_items_of_a_reply_are_one_turn_however_they_come_back(serve: Any, order: str, stored: Any) -> None:
+def test_the_items_of_a_reply_are_one_turn_however_they_come_back(
+    serve: Any, order: str, stored: Any, family: str
+) -> None:
     async def main() -> None:
-        async with serve(calculator) as served:
+        async with serve(calculator, family=family) as served:
             ask = {"model": "m", "instructions": "Be brief.", "tools": [ADD], "store": stored}
             _, first = await served.post(PATH, {**ask, "input": "What is 1 + 2?"})
             text, one, other = first["output"]
@@ -200,6 +204,20 @@ def test_replies_are_of_their_session(serve: Any) -> None:
             _, unkept = await served.post(PATH, {"model": "m", "input": "One?", "store": False})
             assert (await served.get(f"{PATH}/{unkept['id']}"))[0] == 404
             assert not other.engine.seen
+
+    run(main)
+
+
+def test_what_clients_repeat_is_kept_once(serve: Any) -> None:
+    async def main() -> None:
+        async with serve(calculator) as served:
+            ask = {"instructions": "Be brief.", "tools": [ADD]}
+            _, first = await served.post(PATH, {**ask, "input": [USER]})
+            results = [output_of(item, "3") for item in first["output"][1:]]
+            _, second = await served.post(PATH, {**ask, "input": [USER, *first["output"], *results]})
+            one, two = (served.session.kept.response(body["id"], None) for body in (first, second))
+            assert all(known is item for known, item in zip(one.items, two.items))  # noqa: B905
+            assert one.body["tools"] is two.body["tools"] and len(two.items) == 8
 
     run(main)
 

@@ -25,17 +25,19 @@ class KeptResponses:
     def __init__(self) -> None:
         self._responses: dict[str, KeptResponse] = {}
         self._items: dict[str, Item] = {}
-        self._newest: Sequence[Any] = ()
+        self._newest = KeptResponse(body={}, items=())
 
     def add(self, body: Mapping[str, Any], asked: Sequence[Any]) -> None:
         """Keep a response's body, and the conversation that it replied to.
 
-        Clients send their conversation again and again. Where items are those that came before, they are kept once.
+        Clients send conversation and tools again and again: what is equal to that of the response before is shared.
         """
-        before = [*self._newest[: len(asked)], *[None] * (len(asked) - len(self._newest))]
-        items = [old if old == item else item for old, item in zip(before, asked, strict=True)]
-        self._newest = [*items, *body["output"]]
-        self._responses[body["id"]] = KeptResponse(body=body, items=self._newest)
+        old = self._newest
+        before = [*old.items[: len(asked)], *[None] * (len(asked) - len(old.items))]
+        items = [known if known == item else item for known, item in zip(before, asked, strict=True)]
+        same = {name: old.body.get(name) for name in ("instructions", "tools") if old.body.get(name) == body[name]}
+        self._newest = KeptResponse(body={**body, **same}, items=[*items, *body["output"]])
+        self._responses[body["id"]] = self._newest
         self._items.update({item["id"]: item for item in body["output"]})
 
     def response(self, id: Any, field: str | None, code: str | None = None) -> KeptResponse:
