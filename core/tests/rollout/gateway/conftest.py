@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -96,16 +96,16 @@ class Served:
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """The status of the response, and its body from JSON."""
-        async with self.http.post(f"{self.url}{path}", json=body, headers=self._headers(headers)) as response:
+        async with self.http.post(f"{self.url}{path}", json=body, headers=self.headers(**headers)) as response:
             return response.status, json.loads(await response.text())
 
     async def get(self, path: str, **headers: str) -> tuple[int, Any]:
-        async with self.http.get(f"{self.url}{path}", headers=self._headers(headers)) as response:
+        async with self.http.get(f"{self.url}{path}", headers=self.headers(**headers)) as response:
             return response.status, json.loads(await response.text())
 
-    async def events(self, path: str, body: Any) -> list[tuple[str, Any]]:
+    async def events(self, path: str, body: Any, **headers: str) -> list[tuple[str, Any]]:
         """The server-sent events of a response, each with its name."""
-        async with self.http.post(f"{self.url}{path}", json=body, headers=self._headers({})) as response:
+        async with self.http.post(f"{self.url}{path}", json=body, headers=self.headers(**headers)) as response:
             text = await response.text()
             assert response.status == 200, text
         events = []
@@ -118,7 +118,7 @@ class Served:
     def check(self) -> Rollout:
         return check_exact(self.session, self.engine)
 
-    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+    def headers(self, **headers: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}", **headers}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs ramet[openai]")
 
+from ramet.rollout.gateway import server
 from ramet.rollout.gateway.session import SessionLimits
 from ramet.testing.doubles import Reply
 
@@ -222,15 +223,47 @@ def test_what_clients_repeat_is_kept_once(serve: Any) -> None:
     run(main)
 
 
-def test_a_reply_is_kept_although_its_client_has_gone(serve: Any) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_is_kept_although_its_client_has_gone(
+    serve: Any, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
+
     async def main() -> None:
-        async with serve(lambda prompt: Reply(text="yes", rest_s=0.2)) as served:
+        async with serve(lambda prompt: Reply(text="yes", rest_s=0.3)) as served:
+            ask = {"model": "m", "input": "One?", "stream": stream}
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(served.post(PATH, {"model": "m", "input": "One?"}), 0.1)
-            await asyncio.sleep(0.3)
-            status, body = await served.post(PATH, {"model": "m", "input": "One?"}, **{"x-stainless-retry-count": "1"})
-            assert status == 200 and len(served.engine.seen) == 1
+                async with (
+                    asyncio.timeout(0.15),
+                    served.http.post(served.url + PATH, json=ask, headers=served.headers()) as got,
+                ):
+                    await got.read()
+            await asyncio.sleep(0.4)
+            again = {"x-stainless-retry-count": "1"}
+            if stream:
+                body = (await served.events(PATH, ask, **again))[-1][1]["response"]
+            else:
+                _, body = await served.post(PATH, ask, **again)
+            assert body["output"][0]["content"][0]["text"] == "yes" and len(served.engine.seen) == 1
             assert (await served.get(f"{PATH}/{body['id']}"))[1] == body
+            served.check()
+
+    run(main)
+    assert not caplog.records
+
+
+def test_an_engine_that_fails_is_a_503_and_in_a_stream_that_has_begun_an_error(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
+
+    async def main() -> None:
+        async with serve(lambda prompt: Reply(text="", first_s=0.1, fails="engine is down")) as served:
+            status, body = await served.post(PATH, {"model": "m", "input": "One?"})
+            assert (status, body["error"]["type"]) == (503, "server_error")
+            [(name, data)] = await served.events(PATH, {"model": "m", "input": "One?", "stream": True})
+            assert name == "error" and "engine is down" in data["error"]["message"]
+            assert not served.engine.seen
             served.check()
 
     run(main)

@@ -8,6 +8,7 @@ every ten seconds before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -165,6 +166,21 @@ class Gateway:
         if reply.done():
             reply.result()  # raises
         response = self._web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        try:
+            await self._send(response, request, dialect, body, reply)
+        except ConnectionResetError:  # the client has gone; its turn stays, for a retry
+            with contextlib.suppress(BadRequest, InfraError):
+                await reply
+        return response
+
+    async def _send(
+        self,
+        response: web.StreamResponse,
+        request: web.Request,
+        dialect: Dialect,
+        body: Mapping[str, Any],
+        reply: asyncio.Task[Reply],
+    ) -> None:
         await response.prepare(request)
         while not reply.done():
             await response.write(dialect.keep_alive)
@@ -178,7 +194,6 @@ class Gateway:
         for event in events:
             await response.write(event)
         await response.write_eof()
-        return response
 
     def _session(self, request: web.Request) -> Session:
         """The session whose key the request carries. Raises `BadRequest`."""
