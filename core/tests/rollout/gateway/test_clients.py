@@ -30,6 +30,8 @@ from ramet.rollout.gateway.session import SessionLimits
 from ramet.testing.doubles import Reply
 
 CLIENTS = Path(__file__).parent / "clients"
+ROOT = Path(__file__).resolve().parents[4]
+PAGE = ROOT / "docs" / "clients.md"
 MODULES = {  # client -> the module that it needs
     "openai": "openai",
     "openai-agents": "agents",
@@ -219,19 +221,50 @@ def outcomes() -> dict[str, Any]:
     return {}
 
 
+def outcome_of(client: str, serve: Any, outcomes: dict[str, Any]) -> dict[str, Any]:
+    """What the client's process returned; it runs once for all tests."""
+    if (python := python_of(client)) is None:
+        pytest.skip(f"the package {client} is not installed: RAMET_CLIENTS=FOLDER, scripts/client_environments.sh")
+    if client not in outcomes:
+        outcomes[client] = asyncio.run(run_client(client, python, serve))
+    return outcomes[client]
+
+
 @pytest.mark.parametrize(
     ("client", "name"), [(client, name) for client, scenarios in SCENARIOS.items() for name in scenarios]
 )
 def test_a_client_gets_its_answer_and_every_token_is_once_in_the_rollout(
     client: str, name: str, serve: Any, outcomes: dict[str, Any]
 ) -> None:
-    if (python := python_of(client)) is None:
-        pytest.skip(f"the package {client} is not installed: RAMET_CLIENTS=FOLDER, scripts/client_environments.sh")
-    if client not in outcomes:
-        outcomes[client] = asyncio.run(run_client(client, python, serve))
-    outcome, scenario = outcomes[client], SCENARIOS[client][name]
+    outcome, scenario = outcome_of(client, serve, outcomes), SCENARIOS[client][name]
     result, served = outcome["results"][name], outcome["served"][name]
     assert "raised" not in result, result["raised"]
     assert result["returned"] == scenario.returned
     rollout = served.check()
     assert (len(served.engine.seen), len(rollout.threads)) == (scenario.turns, scenario.threads)
+
+
+def rows_of_page() -> dict[str, list[str]]:
+    """The cells of each client in docs/clients.md."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    return {name.strip("`"): cells for name, *cells in rows}
+
+
+@pytest.mark.parametrize("client", SCENARIOS)
+def test_the_page_has_the_numbers_of_what_ran(client: str, serve: Any, outcomes: dict[str, Any]) -> None:
+    outcome = outcome_of(client, serve, outcomes)
+    rollouts = [served.check() for served in outcome["served"].values()]
+    version, _, _, turns, threads, tokens = rows_of_page()[client]
+    assert int(turns) == sum(len(served.engine.seen) for served in outcome["served"].values())
+    assert int(threads) == sum(len(rollout.threads) for rollout in rollouts)
+    assert int(tokens) == sum(rollout.n_sampled_tokens for rollout in rollouts)
+    assert version == outcome["version"] or "RAMET_CLIENTS" not in os.environ
+
+
+def test_the_page_and_the_script_have_the_same_clients() -> None:
+    script = (ROOT / "scripts" / "client_environments.sh").read_text()
+    pinned = dict(re.findall(r'^  "([\w-]+): (.*)"$', script, re.MULTILINE))
+    rows = rows_of_page()
+    assert set(pinned) == set(rows)
+    for client, cells in rows.items():
+        assert f"=={cells[0]}" in pinned[client]
