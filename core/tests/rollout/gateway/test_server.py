@@ -144,7 +144,7 @@ def test_a_retry_makes_no_second_turn(opened: Open) -> None:
         (b"[1]", "the body must be a JSON object, got list"),
         ({"model": "m"}, "messages must be a list, got None"),
         (body(), "messages must not be empty"),
-        (body({"role": "robot", "content": ""}), "messages[0].role: 'robot' is none of system, developer, user"),
+        (body({"role": "robot", "content": ""}), "messages[0].role: 'robot' must be one of system, developer, user"),
         (body({"role": "user", "content": 5}), "messages[0].content must be a list, got 5"),
         (body({"role": "user", "content": [{"type": "image_url"}]}), "parts of type 'image_url' are not supported"),
         (body(USER, n=2), "n must be 1"),

@@ -77,7 +77,9 @@ def _message(message: Any, where: str) -> Said:
     message = object_of(message, where)
     role = ROLES.get(str(message.get("role")))
     if role is None:
-        raise BadRequest(f"{where}.role: {message.get('role')!r} is none of {', '.join(ROLES)}", field=f"{where}.role")
+        raise BadRequest(
+            f"{where}.role: {message.get('role')!r:.80} must be one of {', '.join(ROLES)}", field=f"{where}.role"
+        )
     text = parts_text(message.get("content"), f"{where}.content", kinds=("text", "refusal"))
     if role == "tool":
         return Said(role="tool", text=text, call_id=text_of(message.get("tool_call_id"), f"{where}.tool_call_id"))

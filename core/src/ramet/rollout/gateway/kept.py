@@ -30,7 +30,7 @@ class KeptResponses:
     def add(self, body: Mapping[str, Any], asked: Sequence[Any]) -> None:
         """Keep a response's body, and the conversation that it replied to.
 
-        Clients send conversation and tools again and again: what is equal to that of the response before is shared.
+        Clients send conversation and tools again and again: what equals the response before is shared.
         """
         old = self._newest
         before = [*old.items[: len(asked)], *[None] * (len(asked) - len(old.items))]

@@ -39,7 +39,7 @@ class Call:
 
     @property
     def key(self) -> Key:
-        """Its name and its arguments, whatever their spelling."""
+        """Name and arguments, in whatever spelling."""
         return self.name, json.dumps(self.parsed, sort_keys=True)
 
 

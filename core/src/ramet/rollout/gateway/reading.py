@@ -16,7 +16,7 @@ SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed", "frequency_penalt
 
 
 def check_fields(body: Mapping[str, Any], *, known: frozenset[str], refused: Mapping[str, str]) -> None:
-    """Refuse fields that would change what is sampled (`refused`: field -> reason), and those that nobody knows."""
+    """Refuse fields that would change what is sampled (`refused`: field -> reason), and unknown ones."""
     for name, value in body.items():
         if value is None:
             continue

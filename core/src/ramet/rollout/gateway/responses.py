@@ -151,7 +151,7 @@ def _call(item: Mapping[str, Any], where: str) -> Call:
 
 
 def _add_call(turns: list[tuple[str, Said]], call: Call) -> None:
-    """Add the call to the assistant's message right before it, or to that of its turn if only results lie between."""
+    """Add the call to the assistant's message right before it, or to its own turn's if only results lie between."""
     turn, place = _turn_of(call.id, "call_"), len(turns) - 1
     while place >= 0 and turns[place][1].role == "tool":
         place -= 1

@@ -241,7 +241,7 @@ async def _kept(running: asyncio.Task[Reply], keep: Keep, body: Mapping[str, Any
 
 
 async def _reply(session: Session, turn: TurnRequest, request: web.Request, raw: bytes) -> Reply:
-    """The session's reply; a retry gets that of the request that it repeats.
+    """The session's reply; a retry gets the reply to the request that it repeats.
 
     Clients of OpenAI and Anthropic say in a header how often they have tried; others may give a key. Equal bodies
     without either are different turns: an agent may sample several at once.

@@ -145,7 +145,7 @@ class Session:
             raise BadRequest(f"the model's chat template does not take these messages: {error}") from error
 
     def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
-        """The template's text for what follows a reply; None for an order of roles that it takes only as a whole."""
+        """The template's text for what follows a reply; None for an order of roles that it takes only with all messages."""
         try:
             return self._encoder.suffix([self._message(said) for said in rest], after=path[-1])
         except ValueError:
