@@ -58,6 +58,13 @@ def test_what_a_client_leaves_out_of_an_echo_changes_nothing(opened: Open, encod
     assert "<think>hm</think>" in encoder.decode(engine.seen[1][0])
 
 
+def test_thoughts_that_never_end_are_not_the_message(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: "<think>one</think>Four.<think>but")
+    reply = replies(session, ask(QUESTION))[0]
+    assert (reply.text, reply.thoughts) == ("Four.", "onebut")
+    check_exact(session, engine)
+
+
 def test_an_edited_history_splits_off_and_nothing_is_dropped(opened: Open) -> None:
     session, engine = opened(lambda task, path, turn: f"answer {turn}")
     replies(

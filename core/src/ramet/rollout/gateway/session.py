@@ -24,7 +24,7 @@ from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import CONTEXT_LENGTH, BadRequest, Call, Reply, Said, TurnRequest, short_id
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
-from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_of
+from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
 from ramet.types import Insert, Message, Segment, ThreadStart, ToolSchema
 
 if TYPE_CHECKING:
@@ -223,8 +223,9 @@ class Session:
         if completion.finish is FinishReason.STOP and completion.stop and text.endswith(completion.stop):
             text = text.removesuffix(completion.stop)
         if request.prompt is None:
-            message = message_of(text)
-            thoughts = text.removesuffix(message).replace("<think>", "").replace("</think>", "").strip()
+            start, end = message_place(text)
+            message = text[start:end]
+            thoughts = f"{text[:start]}{text[end:]}".replace("<think>", "").replace("</think>", "").strip()
             text, calls = self._calls(message, id) if request.tools else (message, [])
         return Reply(
             id=id,

@@ -56,10 +56,16 @@ def message_of(text: str) -> str:
 
     A call's JSON may contain these tags, as code that looks for them does; they are part of that text.
     """
+    start, end = message_place(text)
+    return text[start:end]
+
+
+def message_place(text: str) -> tuple[int, int]:
+    """Start and end of the message in a turn's text; the reasoning is around it."""
     blank = _without_arguments(text)
     start = blank.rfind(_END) + len(_END) if _END in blank else 0
     end = blank.find(_BEGIN, start)
-    return text[start:] if end < 0 else text[start:end]
+    return start, len(text) if end < 0 else end
 
 
 def _without_arguments(text: str) -> str:
