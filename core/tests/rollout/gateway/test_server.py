@@ -123,6 +123,15 @@ def test_a_key_is_a_session_and_a_path_can_carry_it(opened: Open) -> None:
     check_exact(session, engine)
 
 
+@pytest.mark.parametrize("guess", ["v1", "a%2Fv1%2Fb"])
+def test_a_guessed_key_in_the_path_is_only_a_wrong_key(opened: Open, guess: str) -> None:
+    async def talk(post: Post, key: str, gateway: Gateway) -> None:
+        status, error = await post(body(USER), key=None, path=f"/s/{guess}{PATH}")
+        assert (status, error["error"]["code"]) == (401, "invalid_api_key")
+
+    served(opened, lambda task, path, turn: "two", talk)
+
+
 def test_a_retry_makes_no_second_turn(opened: Open) -> None:
     async def talk(post: Post, key: str, gateway: Gateway) -> None:
         first = await post(body(USER), **{"x-stainless-retry-count": "0"})

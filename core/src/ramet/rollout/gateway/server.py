@@ -132,7 +132,7 @@ class Gateway:
         return self._web.json_response(kept.body)
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
-        dialect = DIALECTS[request.path[request.path.index("/v1/") :]]
+        dialect = DIALECTS[request.path[request.path.rindex("/v1/") :]]
         try:
             session = self._session(request)
             raw = await self._raw(request)
