@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ramet.errors import InfraError
 from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Role, Said, TurnRequest
 from ramet.rollout.gateway.reading import (
     asked_sampling,
@@ -18,6 +19,7 @@ from ramet.rollout.gateway.reading import (
     parts_text,
     schema_of,
     text_of,
+    texts_of,
 )
 from ramet.types import ToolSchema
 
@@ -57,18 +59,13 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
     if not messages:
         raise BadRequest("messages must not be empty", field="messages")
     object_of(body.get("stream_options") or {}, "stream_options")
-    stop = body.get("stop")
     return TurnRequest(
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
         tools=_tools(body),
-        stop=()
-        if stop is None
-        else (stop,)
-        if isinstance(stop, str)
-        else tuple(text_of(text, f"stop[{i}]") for i, text in enumerate(list_of(stop, "stop"))),
+        stop=texts_of(body, "stop"),
         max_tokens=count_of(body, "max_completion_tokens", "max_tokens"),
         model=text_of(body.get("model") or "", "model"),
-        stream=flag_of(body, "stream", default=False),
+        stream=flag_of(body, "stream"),
         asked=asked_sampling(body),
     )
 
@@ -117,7 +114,7 @@ def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
         "created": reply.created,
         "model": reply.model,
         "choices": [{"index": 0, "message": _written(reply), "finish_reason": FINISH[reply.finish], "logprobs": None}],
-        "usage": _usage(reply),
+        "usage": usage(reply),
     }
 
 
@@ -133,7 +130,8 @@ def _written(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def usage(reply: Reply) -> dict[str, Any]:
+    """The tokens of the turn."""
     return {
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.sampled_tokens,
@@ -152,7 +150,7 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
         yield _event(reply, [{"index": 0, "delta": delta, "finish_reason": None}])
     yield _event(reply, [{"index": 0, "delta": {}, "finish_reason": FINISH[reply.finish]}])
     if (body.get("stream_options") or {}).get("include_usage"):
-        yield _event(reply, [], usage=_usage(reply))
+        yield _event(reply, [], usage=usage(reply))
     yield b"data: [DONE]\n\n"
 
 
@@ -162,6 +160,12 @@ def _event(reply: Reply, choices: Sequence[Mapping[str, Any]], **more: Any) -> b
     return f"data: {data}\n\n".encode()
 
 
-def error(message: str, *, kind: str, field: str | None, code: str | None) -> dict[str, Any]:
+def error(problem: BadRequest | InfraError) -> dict[str, Any]:
     """The body of a response that is an error."""
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+    kind = "server_error"
+    field: str | None = None
+    code: str | None = "engine_failed"
+    if isinstance(problem, BadRequest):
+        kind = "authentication_error" if problem.status == 401 else "invalid_request_error"
+        field, code = problem.field, problem.code
+    return {"error": {"message": str(problem), "type": kind, "param": field, "code": code}}

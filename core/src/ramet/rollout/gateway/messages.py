@@ -84,6 +84,7 @@ class Reply:
     thoughts: str = ""
     calls: tuple[Call, ...] = ()
     finish: Literal["stop", "calls", "length"]
+    stop: str | None = None  # the client's stop string, if one ended it; it is not in the text
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int  # of the prompt's
@@ -100,6 +101,14 @@ class BadRequest(Exception):
     def __init__(self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.field, self.code = status, field, code
+
+
+class TooLong(BadRequest):
+    """A request for which no room is left: it has `n_tokens`, and at most `most` would have been served."""
+
+    def __init__(self, message: str, *, n_tokens: int, most: int) -> None:
+        super().__init__(message, code=CONTEXT_LENGTH)
+        self.n_tokens, self.most = n_tokens, most
 
 
 def short_id(text: str) -> str:

@@ -53,13 +53,6 @@ def object_of(value: Any, field: str) -> dict[str, Any]:
     return value
 
 
-def flag_of(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false, got {value!r:.80}", field=name)
-    return default if value is None else value
-
-
 def count_of(body: Mapping[str, Any], *names: str) -> int | None:
     """The first of these fields that is given; at least 1."""
     for name in names:
@@ -72,7 +65,25 @@ def count_of(body: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def parts_text(content: Any, field: str, *, kinds: Sequence[str]) -> str:
+def flag_of(body: Mapping[str, Any], name: str, *, default: bool = False, where: str = "") -> bool:
+    """`where` is the path of `body` in the request."""
+    value, field = body.get(name), f"{where}.{name}" if where else name
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{field} must be true or false, got {value!r:.80}", field=field)
+    return default if value is None else value
+
+
+def texts_of(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The texts of a field that takes one or a list; none is empty."""
+    value = body.get(name)
+    texts = [value] if isinstance(value, str) else list_of([] if value is None else value, name)
+    for i, text in enumerate(texts):
+        if not text_of(text, f"{name}[{i}]"):
+            raise BadRequest(f"{name}[{i}] must not be empty", field=name)
+    return tuple(texts)
+
+
+def parts_text(content: Any, field: str, *, kinds: Sequence[str], between: str = "") -> str:
     """The text of a content: a text, or a list of parts of these `kinds`, each with a `text`."""
     if content is None:
         return ""
@@ -85,7 +96,7 @@ def parts_text(content: Any, field: str, *, kinds: Sequence[str]) -> str:
         if kind not in kinds:
             raise BadRequest(f"{where}: parts of type {kind!r} are not supported, only {', '.join(kinds)}", field=where)
         texts.append(text_of(part.get("text", part.get("refusal")), f"{where}.text"))
-    return "".join(texts)
+    return between.join(texts)
 
 
 def offers_tools(body: Mapping[str, Any]) -> bool:

@@ -90,7 +90,7 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
         tools=_tools(body),
         max_tokens=count_of(body, "max_output_tokens"),
         model=text_of(body.get("model") or "", "model"),
-        stream=flag_of(body, "stream", default=False),
+        stream=flag_of(body, "stream"),
         asked=asked_sampling(body),
     )
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, InfraError
 from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
-from ramet.rollout.gateway import chat, responses
+from ramet.rollout.gateway import anthropic, chat, completions, responses
 from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import BadRequest, Reply, TurnRequest
 from ramet.rollout.gateway.session import Session
@@ -42,7 +42,7 @@ class Dialect:
     read: Callable[[Mapping[str, Any]], TurnRequest]
     write: Callable[[Reply, Mapping[str, Any]], dict[str, Any]]
     events: Callable[[Reply, Mapping[str, Any]], Iterator[bytes]]
-    error: Callable[..., dict[str, Any]]  # (message, kind=…, field=…, code=…) -> body
+    error: Callable[[BadRequest | InfraError], dict[str, Any]]
     keep_alive: bytes = b": waiting\n\n"
     # Where requests may refer to earlier replies: the body without such references, and what keeps a reply for later.
     resolve: Callable[[Mapping[str, Any], KeptResponses], dict[str, Any]] | None = None
@@ -58,6 +58,16 @@ DIALECTS: dict[str, Dialect] = {
         error=chat.error,
         resolve=responses.resolve,
         keep=responses.keep,
+    ),
+    "/v1/messages": Dialect(
+        read=anthropic.read,
+        write=anthropic.write,
+        events=anthropic.events,
+        error=anthropic.error,
+        keep_alive=anthropic.PING,
+    ),
+    "/v1/completions": Dialect(
+        read=completions.read, write=completions.write, events=completions.events, error=chat.error
     ),
 }
 
@@ -87,6 +97,7 @@ class Gateway:
             for path in DIALECTS:
                 app.router.add_post(f"{prefix}{path}", self._turn)
             app.router.add_get(f"{prefix}/v1/responses/{{response}}", self._response)
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count)
         self._runner = self._web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = self._web.TCPSite(self._runner, self._host, self._port)
@@ -146,17 +157,23 @@ class Gateway:
             if not turn.stream:
                 return self._web.json_response(dialect.write(await reply, body))
             return await self._stream(request, dialect, body, reply)
-        except BadRequest as error:
+        except (BadRequest, InfraError) as error:
             return self._refusal(dialect, error)
-        except InfraError as error:
-            logger.warning("gateway: %s", error)
-            body = dialect.error(str(error), kind="server_error", field=None, code="engine_failed")
-            return self._web.json_response(body, status=503)
 
-    def _refusal(self, dialect: Dialect, error: BadRequest) -> web.Response:
-        kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-        body = dialect.error(str(error), kind=kind, field=error.field, code=error.code)
-        return self._web.json_response(body, status=error.status)
+    async def _count(self, request: web.Request) -> web.Response:
+        """The tokens that a request to `/v1/messages` would have as its prompt."""
+        try:
+            session = self._session(request)
+            turn = anthropic.read_count(_object(await self._raw(request)))
+            return self._web.json_response({"input_tokens": session.count(turn)})
+        except BadRequest as error:
+            return self._refusal(DIALECTS["/v1/messages"], error)
+
+    def _refusal(self, dialect: Dialect, error: BadRequest | InfraError) -> web.Response:
+        if isinstance(error, InfraError):
+            logger.warning("gateway: %s", error)
+        status = 503 if isinstance(error, InfraError) else error.status
+        return self._web.json_response(dialect.error(error), status=status)
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, body: Mapping[str, Any], reply: asyncio.Task[Reply]
@@ -189,8 +206,7 @@ class Gateway:
             events = dialect.events(await reply, body)
         except (BadRequest, InfraError) as error:  # the status has been sent
             logger.warning("gateway: %s", error)
-            failed = dialect.error(str(error), kind="server_error", field=None, code="engine_failed")
-            events = iter([f"event: error\ndata: {json.dumps(failed)}\n\n".encode()])
+            events = iter([f"event: error\ndata: {json.dumps(dialect.error(error))}\n\n".encode()])
         for event in events:
             await response.write(event)
         await response.write_eof()
@@ -202,7 +218,7 @@ class Gateway:
         key = request.match_info.get("session") or bearer or headers.get("x-api-key", "")
         session = self._sessions.get(key) if key else None
         if session is None:
-            what = "no session has this key" if key else "give the session's key as a bearer token"
+            what = "no session has this key" if key else "give the session's key as a bearer token or as x-api-key"
             raise BadRequest(what, status=401, code=UNKNOWN_KEY)
         return session
 

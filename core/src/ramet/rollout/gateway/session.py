@@ -21,7 +21,7 @@ from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sa
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.completion import Versions, completion_problem, sampled_segments
 from ramet.rollout.gateway.kept import KeptResponses
-from ramet.rollout.gateway.messages import CONTEXT_LENGTH, BadRequest, Call, Reply, Said, TurnRequest, short_id
+from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Said, TooLong, TurnRequest, short_id
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
@@ -79,6 +79,7 @@ class Session:
         self._engine, self._encoder = engine, encoder
         self._limits, self._sampling, self._seed, self._versions = limits, sampling, seed, versions
         self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
+        self._texts: dict[str, tuple[SessionTurn, int]] = {}  # the same without a chat template, and how many tokens
         self._replies: dict[str, asyncio.Task[Reply]] = {}  # by the name of the request
         self._ended = False
 
@@ -93,6 +94,11 @@ class Session:
             running = self._replies[name] = asyncio.create_task(self._reply(request))
         return await asyncio.shield(running)
 
+    def count(self, request: TurnRequest) -> int:
+        """The tokens of the prompt that the request would have. Nothing is recorded. Raises `BadRequest`."""
+        self._check_open()
+        return len(self._prompt(request))
+
     def segments(self) -> tuple[tuple[Segment, ...], tuple[ThreadStart, ...]]:
         """The segments of the rollout so far in order of turns, and how threads 1, 2, … began."""
         return self.threads.segments()
@@ -104,9 +110,12 @@ class Session:
             running.cancel()
         self._engine.release([self._cache_key(thread.number) for thread in self.threads.threads])
 
-    async def _reply(self, request: TurnRequest) -> Reply:
+    def _check_open(self) -> None:
         if self._ended:
             raise BadRequest("this session has ended", status=404, code="session_ended")
+
+    async def _reply(self, request: TurnRequest) -> Reply:
+        self._check_open()
         prompt = self._prompt(request)
         max_tokens = self._room(prompt, request)
         turn = self.threads.begin(prompt)
@@ -122,12 +131,14 @@ class Session:
         reply = self._read(request, turn, completion, text)
         if request.prompt is None:
             self._known[self._digests(request.tools, [*request.messages, reply.said])[-1]] = turn
+        else:
+            self._texts[request.prompt + text] = turn, turn.end - ended
         return reply
 
     def _prompt(self, request: TurnRequest) -> array[int]:
         """The ids in front of the reply. Raises `BadRequest` for messages that the chat template does not take."""
         if request.prompt is not None:
-            return self._encoder.untrusted(request.prompt)
+            return self._continued(request.prompt)
         messages = request.messages
         digests = self._digests(request.tools, messages)
         known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
@@ -143,6 +154,18 @@ class Session:
             return self._encoder.prompt([self._message(said) for said in messages], request.tools)
         except ConfigError as error:
             raise BadRequest(f"the model's chat template does not take these messages: {error}") from error
+
+    def _continued(self, prompt: str) -> array[int]:
+        """The ids of a text: those recorded for the longest text that it continues, and of the rest as it is.
+
+        An end of sequence that was sampled is not in the text, and so not in the ids.
+        """
+        known = max((text for text in self._texts if prompt.startswith(text)), key=len, default="")
+        rest = self._encoder.untrusted(prompt[len(known) :])
+        if not known:
+            return rest
+        turn, n_tokens = self._texts[known]
+        return turn.thread.path[:n_tokens] + rest
 
     def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
         """The template's text for what follows a reply; None for an order of roles that it takes only with all messages."""
@@ -170,14 +193,16 @@ class Session:
         """Tokens that may be sampled. Raises `BadRequest` in the form by which clients know that a limit is reached."""
         limits = self._limits
         if len(self.threads.turns) >= limits.max_turns:
-            raise BadRequest(f"the limit of {limits.max_turns} turns is reached", code=CONTEXT_LENGTH)
-        of_model, of_session = self._engine.info.max_tokens - len(prompt), limits.max_tokens - self.threads.n_tokens
-        if (room := min(of_model, of_session)) < 1:
-            most = self._engine.info.max_tokens if of_model < 1 else limits.max_tokens
-            what = (
-                f"these messages have {len(prompt)} tokens" if of_model < 1 else "this session has used all its tokens"
-            )
-            raise BadRequest(f"maximum context length is {most} tokens: {what}", field="messages", code=CONTEXT_LENGTH)
+            raise TooLong(f"the limit of {limits.max_turns} turns is reached", n_tokens=len(prompt), most=0)
+        most = self._engine.info.max_tokens
+        of_model, of_session = most - len(prompt), limits.max_tokens - self.threads.n_tokens
+        if of_model < 1:
+            what = f"maximum context length is {most} tokens: these messages have {len(prompt)} tokens"
+            raise TooLong(what, n_tokens=len(prompt), most=most - 1)
+        if of_session < 1:
+            what = f"maximum context length is {limits.max_tokens} tokens: this session has used all its tokens"
+            raise TooLong(what, n_tokens=len(prompt), most=0)
+        room = min(of_model, of_session)
         return room if request.max_tokens is None else min(room, request.max_tokens)
 
     async def _complete(
@@ -220,8 +245,8 @@ class Session:
     def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> Reply:
         """The reply as a client gets it: thoughts, text and calls apart. Malformed calls stay in the text."""
         id, calls, thoughts = f"{self.name}/{turn.number}", list[Call](), ""
-        if completion.finish is FinishReason.STOP and completion.stop and text.endswith(completion.stop):
-            text = text.removesuffix(completion.stop)
+        stop = completion.stop if completion.finish is FinishReason.STOP else None
+        text = text.partition(stop)[0] if stop else text
         if request.prompt is None:
             start, end = message_place(text)
             message = text[start:end]
@@ -235,6 +260,7 @@ class Session:
             thoughts=thoughts,
             calls=tuple(calls),
             finish="length" if completion.finish is FinishReason.LENGTH else "calls" if calls else "stop",
+            stop=stop,
             prompt_tokens=turn.n_prompt,
             sampled_tokens=len(completion.token_ids),
             cached_tokens=completion.cached_tokens,
