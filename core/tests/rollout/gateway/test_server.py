@@ -165,6 +165,9 @@ def test_a_retry_makes_no_second_turn(opened: Open) -> None:
         (body(USER, tools=[{"type": "web_search"}]), "tools[0].type must be function, got 'web_search'"),
         (body(USER, tools=[{"type": "function", "function": {}}]), "tools[0].function.name must be a text, got None"),
         (body(USER, no_such=1), "unknown parameter: no_such"),
+        (body(USER, stream="yes"), "stream must be true or false, got 'yes'"),
+        (body(USER, stream=True, stream_options="usage"), "stream_options must be an object, got 'usage'"),
+        (body(USER, stop=["a", ""]), "stop[1] must not be empty"),
     ],
 )
 def test_bad_input_is_a_400_that_names_the_field(opened: Open, request_body: Any, message: str) -> None:

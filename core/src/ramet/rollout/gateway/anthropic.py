@@ -60,6 +60,7 @@ def read_count(body: Mapping[str, Any]) -> TurnRequest:
     """
     check_fields(body, known=KNOWN, refused=REFUSED)
     _check_edits(body)
+    object_of(body.get("thinking") or {}, "thinking")
     if object_of(body.get("output_config") or {}, "output_config").get("format") is not None:
         raise BadRequest(
             f"output_config.format is not supported: {REFUSED['output_format']}", field="output_config.format"

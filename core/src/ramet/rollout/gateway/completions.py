@@ -27,6 +27,7 @@ FINISH = {"stop": "stop", "length": "length"}
 def read(body: Mapping[str, Any]) -> TurnRequest:
     """Raises `BadRequest`."""
     check_fields(body, known=KNOWN, refused=REFUSED)
+    object_of(body.get("stream_options") or {}, "stream_options")
     for name in ("n", "best_of"):
         if body.get(name) not in (None, 1):
             raise BadRequest(f"{name} must be 1: every reply is a turn of the rollout", field=name)
@@ -58,7 +59,7 @@ def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
 def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
     """The reply as server-sent events: its text, then why it ended."""
     chunks = [_written(reply, [_choice(reply.text, None)]), _written(reply, [_choice("", FINISH[reply.finish])])]
-    if object_of(body.get("stream_options") or {}, "stream_options").get("include_usage"):
+    if (body.get("stream_options") or {}).get("include_usage"):
         chunks.append(_written(reply, [], usage=usage(reply)))
     for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n".encode()
