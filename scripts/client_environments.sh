@@ -6,6 +6,7 @@ set -euo pipefail
 
 CLIENTS=(
   "openai: openai==3.57.0"
+  "anthropic: anthropic==2.14.0"
   "openai-agents: openai-agents==0.24.0 openai==3.57.0"
   "langgraph: langgraph==1.2.24 langchain-openai==1.7.4"
   "pydantic-ai: pydantic-ai-slim[openai]==2.68.0"

@@ -298,6 +298,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "3"}
             "'compact_20260112' is not supported",
         ),
         (body(USER, mcp_servers=[{"url": "x"}]), "mcp_servers is not supported: tools are the agent's own"),
+        (body(USER, compaction={"type": "x"}), "compaction is not supported: the agent shortens its conversation"),
+        (body(USER, thread={"type": "create"}), "thread is not supported: send the conversation in full"),
         (body(USER, n=2), "n is not supported: every reply is a turn of the rollout"),
         (body(USER, no_such=1), "unknown parameter: no_such"),
     ],

@@ -1,4 +1,4 @@
-"""Real clients of OpenAI's dialects, each in a child process and an environment of its own.
+"""Real clients of all dialects, each in a child process and an environment of its own.
 
 `RAMET_CLIENTS` names the folder that scripts/client_environments.sh has filled. Without it, and without the package in
 this environment, a client's tests are skipped.
@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "clients.md"
 MODULES = {  # client -> the module that it needs
     "openai": "openai",
+    "anthropic": "anthropic",
     "openai-agents": "agents",
     "langgraph": "langgraph",
     "pydantic-ai": "pydantic_ai",
@@ -99,6 +100,14 @@ def unsteady() -> Callable[[str], Reply | str]:
     return script
 
 
+def large(prompt: str) -> str:
+    """One of the calls fails."""
+    results = results_in(prompt)
+    if not results:
+        return f"I add.\n{call('add', a=1, b=2)}\n{call('add', a=3, b=4)}"
+    return f"{results[0]}, {'an error' if results[1].startswith('Error') else results[1]}"
+
+
 def smol(prompt: str) -> str:
     """`final_answer` is a tool of the package, which writes calls and results as texts."""
     if "Observation:\n3\n7" in prompt:
@@ -153,6 +162,60 @@ SCENARIOS: dict[str, dict[str, Scenario]] = {
             script=unsteady(), returned=["First, again", "Slow, once", "Slow again, once"], turns=3, threads=3
         ),
         "parallel": Scenario(script=counter, returned=['"one more"'] * 4, turns=8, threads=4),
+        "completions": Scenario(
+            script=lambda prompt: " look up\nObservation: none",
+            returned=[" look up", "stop"],
+        ),
+    },
+    "anthropic": {
+        "messages": Scenario(returned=["thinking", "text", "end_turn", SUM]),
+        "messages_stream": Scenario(returned=["thinking", "text", "end_turn", SUM]),
+        "events": Scenario(
+            turns=1,
+            script=lambda prompt: f"<think>hm</think>\n\nI add.\n{call('add', a=1, b=2)}",
+            returned=[
+                "message_start",
+                *("content_block_start", "thinking_delta", "signature_delta", "content_block_stop"),
+                *("content_block_start", "text_delta", "content_block_stop"),
+                *("content_block_start", "input_json_delta", "content_block_stop"),
+                *("message_delta", "message_stop"),
+            ],
+        ),
+        "tool_runner": Scenario(script=large, returned="3, an error", turns=2),
+        "count_tokens": Scenario(returned=[True, True], turns=2),
+        "stops": Scenario(
+            script=lambda prompt: "one STOP two",
+            returned=[
+                ["stop_sequence", "STOP", "one"],
+                ["max_tokens", None, "one"],
+                ["end_turn", None, "one STOP two"],
+            ],
+        ),
+        "errors": Scenario(
+            turns=1,
+            limits=SessionLimits(max_turns=1, max_tokens=1000),
+            script=lambda prompt: "Hello.",
+            returned=[
+                [400, "BadRequestError", "invalid_request_error", "n is not supported"],
+                [400, "BadRequestError", "invalid_request_error", "tool_choice.type m"],
+                [400, "BadRequestError", "invalid_request_error", "tools[0].type must"],
+                [400, "BadRequestError", "invalid_request_error", "messages[0].conten"],
+                [400, "BadRequestError", "invalid_request_error", "messages must not "],
+                [400, "BadRequestError", "invalid_request_error", "prompt is too long"],
+                [400, "BadRequestError", "invalid_request_error", "prompt is too long"],
+                [401, "AuthenticationError", "authentication_error", "no session has thi"],
+                [401, "AuthenticationError", "authentication_error", "no session has thi"],
+            ],
+        ),
+        "retries": Scenario(
+            script=unsteady(), returned=["First, again", "Slow, once", "Slow again, once"], turns=3, threads=3
+        ),
+        "unavailable": Scenario(
+            script=lambda prompt: Reply(text="", fails="down"),
+            returned=[503, "ServiceUnavailableError", "api_error"],
+            turns=0,
+        ),
+        "parallel": Scenario(script=counter, returned=["one more"] * 4, turns=8, threads=4),
     },
     "openai-agents": {
         "responses": TEAM,

@@ -27,7 +27,8 @@ from ramet.types import ToolSchema
 
 KNOWN = frozenset(
     "model messages system max_tokens stop_sequences stream tools tool_choice metadata thinking output_config "
-    "context_management service_tier cache_control inference_geo speed diagnostics user_profile_id".split()
+    "context_management service_tier cache_control inference_geo speed diagnostics user_profile_id fallbacks "
+    "billing_policy thread".split()
 )
 REFUSED = {
     "n": "every reply is a turn of the rollout",
@@ -35,11 +36,13 @@ REFUSED = {
     "output_format": "the policy's output is not constrained",
     "mcp_servers": "tools are the agent's own",
     "container": "tools are the agent's own",
+    "compaction": "the agent shortens its conversation itself",
 }
 KEEPS_TEXT = "clear_thinking"  # edits of the context whose type begins so change no text
 BILLING = "x-anthropic-billing-header:"  # a system block of Claude Code for its vendor's server, new in each request
 STOPS = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
 KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+NO_THREAD = "thread_unsupported_request"  # clients that see it send the conversation in full
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
@@ -60,6 +63,8 @@ def read_count(body: Mapping[str, Any]) -> TurnRequest:
     """
     check_fields(body, known=KNOWN, refused=REFUSED)
     _check_edits(body)
+    if body.get("thread") is not None:
+        raise BadRequest("thread is not supported: send the conversation in full", field="thread", code=NO_THREAD)
     object_of(body.get("thinking") or {}, "thinking")
     if object_of(body.get("output_config") or {}, "output_config").get("format") is not None:
         raise BadRequest(
@@ -260,4 +265,6 @@ def error(problem: BadRequest | InfraError) -> dict[str, Any]:
     message = str(problem)
     if isinstance(problem, TooLong):
         message = f"prompt is too long: {problem.n_tokens} tokens > {problem.most} maximum ({problem})"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    body = {"type": kind, "message": message}
+    details = {"details": {"error_code": NO_THREAD}} if getattr(problem, "code", None) == NO_THREAD else {}
+    return {"type": "error", "error": {**body, **details}}

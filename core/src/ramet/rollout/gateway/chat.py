@@ -55,7 +55,6 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
     check_fields(body, known=KNOWN, refused=REFUSED)
     if body.get("n") not in (None, 1):
         raise BadRequest("n must be 1: every reply is a turn of the rollout", field="n")
-    object_of(body.get("stream_options") or {}, "stream_options")
     messages = list_of(body.get("messages"), "messages")
     if not messages:
         raise BadRequest("messages must not be empty", field="messages")

@@ -161,5 +161,27 @@ def parallel(url: str, key: str) -> Any:
     return asyncio.run(everyone())
 
 
+def completions(url: str, key: str) -> Any:
+    """An agent that keeps its conversation as one text."""
+    client, text = OpenAI(base_url=url, api_key=key), "Question: 1?\nThought:"
+    ask: Any = {"model": "policy", "max_tokens": 50, "stop": ["\nObservation:"]}
+    for _ in range(2):
+        choice = client.completions.create(**ask, prompt=text).choices[0]
+        text += f"{choice.text}\nObservation: one\nThought:"
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**ask, prompt=text, stream=True)]
+    return ["".join(choice.text for choice in chunks), chunks[-1].finish_reason]
+
+
 if __name__ == "__main__":
-    main("openai", chat, chat_stream, responses, responses_stream, responses_previous, errors, retries, parallel)
+    main(
+        "openai",
+        chat,
+        chat_stream,
+        responses,
+        responses_stream,
+        responses_previous,
+        errors,
+        retries,
+        parallel,
+        completions,
+    )
