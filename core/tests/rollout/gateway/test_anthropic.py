@@ -216,6 +216,23 @@ def test_an_error_of_a_tool_is_named_to_the_model(serve: Any) -> None:
     run(main)
 
 
+def test_numbers_may_come_back_as_javascript_writes_them(serve: Any) -> None:
+    async def main() -> None:
+        async with serve(lambda prompt: call(a=2.0, b=[1e21, {"c": 0.5}])) as served:
+            _, first = await served.post(PATH, body(USER, tools=[ADD]))
+            use = first["content"][0]
+            echo = {**use, "input": {"b": [10**21, {"c": 0.5}], "a": 2}}
+            messages = [
+                USER,
+                {"role": "assistant", "content": [echo]},
+                {"role": "user", "content": [result_of(use, "3")]},
+            ]
+            await served.post(PATH, body(*messages, tools=[ADD]))
+            assert len(served.check().threads) == 1
+
+    run(main)
+
+
 def test_what_is_not_for_the_model_is_left_out(serve: Any) -> None:
     """Blocks that change with each request, thoughts that come back, marks of caches, tools that may not be called."""
 

@@ -39,8 +39,8 @@ class Call:
 
     @property
     def key(self) -> Key:
-        """Name and arguments, in whatever spelling."""
-        return self.name, json.dumps(self.parsed, sort_keys=True)
+        """The name and the arguments, in one spelling."""
+        return self.name, json.dumps(_one_spelling(self.parsed), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,15 @@ class BadRequest(Exception):
     def __init__(self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.field, self.code = status, field, code
+
+
+def _one_spelling(value: Any) -> Any:
+    """JSON with 1.0 as 1, as JavaScript writes it."""
+    if isinstance(value, dict):
+        return {name: _one_spelling(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_one_spelling(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class TooLong(BadRequest):
