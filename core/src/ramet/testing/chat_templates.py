@@ -41,8 +41,8 @@ _CHATML_RESULTS = r"""
 {{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' else '' }}
 {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
 {{- '<|im_end|>\n' if loop.last or messages[loop.index0 + 1].role != 'tool' else '' }}
-{%- elif message.role == 'user' %}
-{{- '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'user' or (message.role == 'system' and not loop.first) %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
 {%- endif %}
 {%- endfor %}
 """

@@ -201,6 +201,20 @@ def test_a_count_is_exact_and_not_recorded(serve: Any) -> None:
     run(main)
 
 
+def test_system_messages_may_come_later(serve: Any) -> None:
+    async def main() -> None:
+        async with serve(lambda prompt: "yes") as served:
+            messages = [USER, {"role": "system", "content": [text("Be brief.")]}]
+            _, first = await served.post(PATH, body(*messages, system="Add."))
+            messages += [{"role": "assistant", "content": first["content"]}, {"role": "system", "content": "Be kind."}]
+            await served.post(PATH, body(*messages, system="Add."))
+            assert len(served.check().threads) == 1
+            prompt = served.engine.engine.encoder.decode(served.engine.seen[1][0])
+            assert all(words in prompt for words in ("Add.", "Be brief.", "Be kind."))
+
+    run(main)
+
+
 def test_an_error_of_a_tool_is_named_to_the_model(serve: Any) -> None:
     async def main() -> None:
         async with serve(calculator) as served:

@@ -65,6 +65,17 @@ def test_thoughts_that_never_end_are_not_the_message(opened: Open) -> None:
     check_exact(session, engine)
 
 
+def test_a_system_message_is_not_left_out(opened: Open, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, engine = opened(lambda task, path, turn: "four")
+    replies(session, ask(QUESTION, said("system", "Be brief.")))
+    assert "Be brief." in encoder.decode(engine.seen[0][0])
+    prompt = encoder.prompt
+    monkeypatch.setattr(encoder, "prompt", lambda messages, tools: prompt(messages[:1], tools))
+    with pytest.raises(BadRequest, match="leaves out system messages that are not the first message"):
+        replies(session, ask(QUESTION, said("system", "Be short.")))
+    check_exact(session, engine)
+
+
 def test_an_edited_history_splits_off_and_nothing_is_dropped(opened: Open) -> None:
     session, engine = opened(lambda task, path, turn: f"answer {turn}")
     replies(

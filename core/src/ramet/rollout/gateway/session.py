@@ -151,9 +151,18 @@ class Session:
                     path.extend(self._encoder.insert(part))
                 return path
         try:
-            return self._encoder.prompt([self._message(said) for said in messages], request.tools)
+            ids = self._encoder.prompt([self._message(said) for said in messages], request.tools)
         except ConfigError as error:
             raise BadRequest(f"the model's chat template does not take these messages: {error}") from error
+        self._check_complete(messages, ids)
+        return ids
+
+    def _check_complete(self, messages: Sequence[Said], ids: array[int]) -> None:
+        """Raises `BadRequest` for system messages after the first one that the chat template leaves out, as some do."""
+        later = [said.text.strip() for said in messages[1:] if said.role == "system"]
+        text = self._encoder.decode(ids) if later else ""
+        if not all(said in text for said in later):
+            raise BadRequest("the model's chat template leaves out system messages that are not the first message")
 
     def _continued(self, prompt: str) -> array[int]:
         """The ids of a text: those recorded for the longest text that it continues, and of the rest as it is.
