@@ -107,7 +107,7 @@ def _system(content: Any) -> str:
 
 
 def _messages(message: Any, where: str) -> list[Said]:
-    """What one message of a body says: several results of tools are several messages, a text after them is one more."""
+    """Read one message of a body. Each result of a tool in it is a message, and the text after them is one more."""
     role = object_of(message, where).get("role")
     read_blocks = READERS.get(role) if isinstance(role, str) else None
     if read_blocks is None:

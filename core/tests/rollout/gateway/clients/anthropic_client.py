@@ -23,7 +23,8 @@ USER: Any = {"role": "user", "content": "Hi"}
 
 
 def client_of(url: str, key: str, **options: Any) -> Anthropic:
-    return Anthropic(base_url=url.removesuffix("/v1"), api_key=key, **options)
+    """Replies are compared with the package's types."""
+    return Anthropic(base_url=url.removesuffix("/v1"), api_key=key, _strict_response_validation=True, **options)
 
 
 def results_of(message: Any) -> list[Any]:
@@ -65,12 +66,11 @@ def messages_stream(url: str, key: str) -> Any:
 
 
 def events(url: str, key: str) -> Any:
-    """The client's own types of a stream's events, each checked by its model."""
+    """The types of a stream's events."""
     found = []
     for event in client_of(url, key).messages.create(
         model="policy", max_tokens=500, messages=[USER], tools=TOOLS, stream=True
     ):
-        type(event).model_validate(event.model_dump(), strict=True)
         found.append(event.type if event.type != "content_block_delta" else event.delta.type)
     return found
 
@@ -162,7 +162,7 @@ def unavailable(url: str, key: str) -> Any:
 
 def parallel(url: str, key: str) -> Any:
     """Four sub-agents of two turns at the same time; two of them say the same."""
-    client = AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key=key)
+    client = AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key=key, _strict_response_validation=True)
 
     async def agent(number: int) -> str:
         said: Any = [{"role": "user", "content": f"Count to {number}."}]
