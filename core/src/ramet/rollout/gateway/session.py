@@ -177,7 +177,7 @@ class Session:
         return turn.thread.path[:n_tokens] + rest
 
     def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
-        """The template's text for what follows a reply; None for an order of roles that it takes only with all messages."""
+        """The template's text for what follows a reply; None for roles that it takes only as part of all."""
         try:
             return self._encoder.suffix([self._message(said) for said in rest], after=path[-1])
         except ValueError:
