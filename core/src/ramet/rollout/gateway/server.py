@@ -159,6 +159,9 @@ class Gateway:
             return await self._stream(request, dialect, body, reply)
         except (BadRequest, InfraError) as error:
             return self._refusal(dialect, error)
+        except Exception as error:  # a mistake of Ramet's: the agent gets it in its own form, the log the traceback
+            logger.exception("gateway: a request failed")
+            return self._refusal(dialect, BadRequest(f"{type(error).__name__}: {error}", status=500))
 
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens that a request to `/v1/messages` would have as its prompt."""

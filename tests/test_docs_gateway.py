@@ -1,0 +1,75 @@
+"""docs/gateway.md is true: its command serves, and its dialects and keys are those of the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from ramet.cli import main
+from ramet.play.gateway import GatewayOptions
+from ramet.rollout.gateway.server import DIALECTS
+from ramet.rollout.record import read_records
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs/gateway.md").read_text(encoding="utf-8")
+
+
+def test_the_keys_of_the_page_are_the_commands() -> None:
+    rows = dict(re.findall(r"^\| `gateway\.(\w+)` \| (.*?) \|", PAGE, re.MULTILINE))
+    options = {field.name: str(field.default) for field in dataclasses.fields(GatewayOptions)}
+    assert {name: default.strip("`") for name, default in rows.items()} == options
+
+
+def test_the_dialects_of_the_page_are_served() -> None:
+    posted = set(re.findall(r"`POST (/v1/[\w/]+)`", PAGE))
+    assert posted == {*DIALECTS, "/v1/messages/count_tokens"}
+
+
+def test_the_command_serves_and_writes_the_record(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tiny-model", "tiny"]) == 0
+    [line] = re.findall(r"^ramet gateway .*$", PAGE, re.MULTILINE)
+    arguments = [word for word in shlex.split(line)[1:] if not word.startswith("gateway.port=")]
+    command = [sys.executable, "-m", "ramet", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        try:
+            address, key, _ = (served.stdout.readline().strip().partition(": ")[2] for _ in range(3))
+            first = ask(address, key, {"role": "user", "content": "What is 37*41?"})
+            ask(
+                address, key, {"role": "user", "content": "What is 37*41?"}, first, {"role": "user", "content": "Sure?"}
+            )
+            served.send_signal(signal.SIGINT)
+            said = served.stdout.read()
+            assert served.wait(60) == 0
+        finally:
+            served.kill()
+    assert said.startswith("2 turns in 1 threads, ") and said.rstrip().endswith(": session.jsonl.gz")
+    [record] = read_records(Path("session.jsonl.gz"))
+    [scored] = record.group.rollouts
+    assert [segment.turn for segment in scored.rollout.segments] == [0, 0, 1, 1]
+    assert gzip.decompress(Path("session.jsonl.gz").read_bytes())
+    assert main(["gateway", *arguments[1:]]) == 1  # it replaces no file
+
+
+def ask(address: str, key: str, *messages: dict[str, Any]) -> dict[str, Any]:
+    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8}).encode()
+    request = urllib.request.Request(f"{address}/chat/completions", body, {"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        reply: dict[str, Any] = json.loads(response.read())["choices"][0]["message"]
+    return reply
+
+
+def test_keys_that_cannot_be_are_named_all_at_once(capsys: Any) -> None:
+    assert main(["gateway", "model.path=tiny", "gateway.port=70000", "gateway.prt=1"]) == 1
+    said = capsys.readouterr().err
+    assert "gateway.port=70000: must be an integer, 0 to 65535" in said
+    assert "gateway.prt: no such key; allowed: gateway.host, gateway.port, gateway.record, gateway.max_tokens" in said
