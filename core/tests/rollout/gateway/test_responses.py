@@ -134,6 +134,18 @@ def test_two_replies_without_anything_between_stay_two_turns(serve: Any) -> None
     run(main)
 
 
+def test_a_reply_without_text_is_a_message_all_the_same(serve: Any) -> None:
+    async def main() -> None:
+        async with serve(lambda prompt: "" if "And?" not in prompt else "yes") as served:
+            _, first = await served.post(PATH, {"input": [USER]})
+            assert [item["type"] for item in first["output"]] == ["message"]
+            more = {"role": "user", "content": "And?"}
+            await served.post(PATH, {"input": [USER, *echo(first["output"]), more]})
+            assert len(served.check().threads) == 1
+
+    run(main)
+
+
 def test_instructions_are_of_one_request(serve: Any) -> None:
     async def main() -> None:
         async with serve(lambda prompt: "yes" if "Be brief." in prompt else "no") as served:
@@ -164,6 +176,9 @@ def test_a_stream_has_every_event_in_order(serve: Any) -> None:
                 *("output_item.done", "completed"),
             ]
             assert [name for name, _ in found] == [f"response.{name}" for name in names]
+            added = [data["item"] for name, data in found if name.endswith("item.added")]
+            assert [item["status"] for item in added] == ["in_progress"] * 3
+            assert [item.get("content") for item in added] == [[], [], None] and added[2]["arguments"] == ""
             done = found[-1][1]["response"]
             assert [data["item"] for name, data in found if name.endswith("item.done")] == done["output"]
             assert found[0][1]["response"]["id"] == done["id"]

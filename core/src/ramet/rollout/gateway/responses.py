@@ -272,7 +272,6 @@ def _part_events(part: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[
     kind = part["type"]
     more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
     yield "content_part.added", {**place, "part": {**part, "text": ""}}
-    if part["text"]:
-        yield f"{kind}.delta", {**place, "delta": part["text"], **more}
+    yield f"{kind}.delta", {**place, "delta": part["text"], **more}
     yield f"{kind}.done", {**place, "text": part["text"], **more}
     yield "content_part.done", {**place, "part": part}

@@ -35,7 +35,7 @@ Digest = bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What an agent may use in one session."""
+    """The limits of one session."""
 
     max_turns: int
     max_tokens: int  # of all turns, sampled and inserted; the first request's prompt left out
@@ -177,7 +177,7 @@ class Session:
         return turn.thread.path[:n_tokens] + rest
 
     def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
-        """The template's text for what follows a reply; None for roles that it takes only as part of all."""
+        """The template's text for what follows a reply; None for roles that it takes only after all messages."""
         try:
             return self._encoder.suffix([self._message(said) for said in rest], after=path[-1])
         except ValueError:
