@@ -357,8 +357,16 @@ def test_errors_have_the_kinds_of_the_dialect(serve: Any, monkeypatch: pytest.Mo
             ]
             served.session.end()
             found.append(await served.post(PATH, body(USER)))
+            monkeypatch.setattr(served.session, "reply", None)
+            monkeypatch.setattr(served.session, "count", None)
+            found += [await served.post(path, body(USER)) for path in (PATH, COUNT)]
             kinds = [(status, error["error"]["type"]) for status, error in found]
-            assert kinds == [(413, "request_too_large"), (503, "api_error"), (404, "not_found_error")]
+            assert kinds == [
+                *((413, "request_too_large"), (503, "api_error"), (404, "not_found_error")),
+                *((500, "api_error"), (500, "api_error")),
+            ]
+            _, error = await served.post("/v1/completions", {"model": "m", "prompt": "One"})
+            assert error["error"]["type"] == "server_error" and "TypeError" in error["error"]["message"]
 
     run(main)
 

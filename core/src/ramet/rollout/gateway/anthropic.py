@@ -41,7 +41,7 @@ REFUSED = {
 KEEPS_TEXT = "clear_thinking"  # edits of the context whose type begins so change no text
 BILLING = "x-anthropic-billing-header:"  # a system block of Claude Code for its vendor's server, new in each request
 STOPS = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
-KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 500: "api_error"}
 NO_THREAD = "thread_unsupported_request"  # clients that see it send the conversation in full
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 

@@ -46,6 +46,7 @@ REFUSED = {
     "prediction": "nothing is predicted",
     "web_search_options": "tools are the agent's own",
 }
+KINDS = {401: "authentication_error", 500: "server_error"}
 FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
 
 
@@ -166,6 +167,6 @@ def error(problem: BadRequest | InfraError) -> dict[str, Any]:
     field: str | None = None
     code: str | None = "engine_failed"
     if isinstance(problem, BadRequest):
-        kind = "authentication_error" if problem.status == 401 else "invalid_request_error"
+        kind = KINDS.get(problem.status, "invalid_request_error")
         field, code = problem.field, problem.code
     return {"error": {"message": str(problem), "type": kind, "param": field, "code": code}}

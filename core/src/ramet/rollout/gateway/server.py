@@ -157,11 +157,8 @@ class Gateway:
             if not turn.stream:
                 return self._web.json_response(dialect.write(await reply, body))
             return await self._stream(request, dialect, body, reply)
-        except (BadRequest, InfraError) as error:
+        except Exception as error:
             return self._refusal(dialect, error)
-        except Exception as error:  # a mistake of Ramet's: the agent gets it in its own form, the log the traceback
-            logger.exception("gateway: a request failed")
-            return self._refusal(dialect, BadRequest(f"{type(error).__name__}: {error}", status=500))
 
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens that a request to `/v1/messages` would have as its prompt."""
@@ -169,14 +166,18 @@ class Gateway:
             session = self._session(request)
             turn = anthropic.read_count(_object(await self._raw(request)))
             return self._web.json_response({"input_tokens": session.count(turn)})
-        except BadRequest as error:
+        except Exception as error:
             return self._refusal(DIALECTS["/v1/messages"], error)
 
-    def _refusal(self, dialect: Dialect, error: BadRequest | InfraError) -> web.Response:
+    def _refusal(self, dialect: Dialect, error: Exception) -> web.Response:
+        """The error in the dialect's form. Of a mistake of Ramet's the log has the traceback."""
         if isinstance(error, InfraError):
             logger.warning("gateway: %s", error)
-        status = 503 if isinstance(error, InfraError) else error.status
-        return self._web.json_response(dialect.error(error), status=status)
+            return self._web.json_response(dialect.error(error), status=503)
+        if not isinstance(error, BadRequest):
+            logger.error("gateway: a request failed", exc_info=error)
+            error = BadRequest(f"{type(error).__name__}: {error}", status=500)
+        return self._web.json_response(dialect.error(error), status=error.status)
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, body: Mapping[str, Any], reply: asyncio.Task[Reply]
