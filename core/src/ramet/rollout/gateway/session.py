@@ -92,7 +92,12 @@ class Session:
         running = self._replies.get(name) if again else None
         if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
             running = self._replies[name] = asyncio.create_task(self._reply(request))
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running.cancelled():
+                self._check_open()  # raises where the session has ended meanwhile
+            raise
 
     def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that the request would have. Nothing is recorded. Raises `BadRequest`."""
