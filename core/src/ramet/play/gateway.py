@@ -25,7 +25,7 @@ from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import Session, SessionLimits, SessionSampling
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSampling
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -76,7 +76,9 @@ async def _serve(resolved: Resolved, options: GatewayOptions, say: Callable[[str
     engine = build_engine(config, encoder)
     sampling = SessionSampling(temperature=config.rollout.temperature, first_tokens=config.rollout.first_tokens)
     limits = SessionLimits(max_turns=MOST_TURNS, max_tokens=options.max_tokens)
-    session = Session(NAME.text, engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=config.run.seed)
+    session = AgentSession(
+        NAME.text, engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=config.run.seed
+    )
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -92,7 +94,7 @@ async def _serve(resolved: Resolved, options: GatewayOptions, say: Callable[[str
     return _write(session, options.record, say)
 
 
-def _write(session: Session, record: Path, say: Callable[[str], None]) -> Path | None:
+def _write(session: AgentSession, record: Path, say: Callable[[str], None]) -> Path | None:
     segments, starts = session.segments()
     if not segments:
         say("no request came")

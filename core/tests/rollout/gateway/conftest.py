@@ -14,7 +14,7 @@ import pytest
 from ramet.engines.protocol import Completion, Request
 from ramet.models.encoder import Encoder
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import Session, SessionLimits, SessionSampling
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSampling
 from ramet.testing.chat_templates import chat_encoder
 from ramet.testing.doubles import Reply, ScriptedEngine, tiny_encoder
 from ramet.types import Rollout, StopReason, Task, user_prompt
@@ -48,13 +48,13 @@ class Recorded:
         self.engine.release(keys)
 
 
-def rollout_of(session: Session) -> Rollout:
+def rollout_of(session: AgentSession) -> Rollout:
     segments, starts = session.segments()
     task = Task(id="t", prompt=user_prompt("?"))
     return Rollout(id="0", task=task, segments=segments, thread_starts=starts, stop=StopReason.ANSWER)
 
 
-def check_exact(session: Session, engine: Recorded) -> Rollout:
+def check_exact(session: AgentSession, engine: Recorded) -> Rollout:
     """Every request and its reply are a beginning of one thread, and every sampled token is once in the rollout.
 
     No thread has tokens that the engine did not see, unless its last request failed.
@@ -71,14 +71,14 @@ def check_exact(session: Session, engine: Recorded) -> Rollout:
     return rollout
 
 
-Open = Callable[..., tuple[Session, Recorded]]
+Open = Callable[..., tuple[AgentSession, Recorded]]
 
 
 @pytest.fixture
 def opened(encoder: Encoder) -> Open:
-    def build(script: Any, limits: SessionLimits = LIMITS, name: str = NAME) -> tuple[Session, Recorded]:
+    def build(script: Any, limits: SessionLimits = LIMITS, name: str = NAME) -> tuple[AgentSession, Recorded]:
         engine = Recorded(ScriptedEngine(script, encoder))
-        session = Session(name, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
+        session = AgentSession(name, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
         return session, engine
 
     return build
@@ -90,7 +90,7 @@ class Served:
 
     url: str
     key: str
-    session: Session
+    session: AgentSession
     engine: Recorded
     http: Any  # the `aiohttp.ClientSession`
 
@@ -137,7 +137,7 @@ async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str =
 
     scripted = ScriptedEngine(by_prompt, encoder)
     engine = Recorded(scripted)
-    session = Session(NAME, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
+    session = AgentSession(NAME, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
     async with Gateway() as gateway, ClientSession() as http:
         yield Served(gateway.url, gateway.open(session), session, engine, http)
 

@@ -10,8 +10,8 @@ from core.tests.rollout.gateway.conftest import NAME, Open, check_exact, rollout
 
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
-from ramet.rollout.gateway.messages import BadRequest, Reply, Said, TurnRequest
-from ramet.rollout.gateway.session import Session, SessionLimits
+from ramet.rollout.gateway.messages import BadRequest, Said, TurnReply, TurnRequest
+from ramet.rollout.gateway.session import AgentSession, SessionLimits
 from ramet.testing.doubles import Reply as Scripted
 from ramet.types import SegmentKind
 
@@ -27,8 +27,8 @@ def ask(*messages: Said, **fields: Any) -> TurnRequest:
 SYSTEM, QUESTION = said("system", "Be brief."), said("user", "What is 2 + 2?")
 
 
-def replies(session: Session, *requests: TurnRequest) -> list[Reply]:
-    async def main() -> list[Reply]:
+def replies(session: AgentSession, *requests: TurnRequest) -> list[TurnReply]:
+    async def main() -> list[TurnReply]:
         return [await session.reply(request) for request in requests]
 
     return asyncio.run(main())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.errors import InfraError
-from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Said, TooLong, TurnRequest, short_id
+from ramet.rollout.gateway.messages import BadRequest, Said, SaidCall, TooLong, TurnReply, TurnRequest, short_id
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
@@ -141,7 +141,7 @@ def _result(block: Mapping[str, Any], where: str) -> Said:
 
 def _of_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Said]:
     """Thoughts are left out: those that were sampled are recorded."""
-    text, calls = "", list[Call]()
+    text, calls = "", list[SaidCall]()
     for i, kind in enumerate(_kinds(blocks, where, ("text", "tool_use", "thinking", "redacted_thinking"))):
         if kind == "text":
             text += _text(blocks[i], f"{where}[{i}]")
@@ -170,8 +170,8 @@ def _text(block: Mapping[str, Any], where: str) -> str:
     return text_of(block.get("text"), f"{where}.text")
 
 
-def _call(block: Mapping[str, Any], where: str) -> Call:
-    return Call(
+def _call(block: Mapping[str, Any], where: str) -> SaidCall:
+    return SaidCall(
         id=text_of(block.get("id"), f"{where}.id"),
         name=text_of(block.get("name"), f"{where}.name"),
         arguments=json.dumps(object_of(block.get("input"), f"{where}.input"), ensure_ascii=False),
@@ -195,7 +195,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     return tuple(schemas) if choice == "auto" else ()
 
 
-def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+def write(reply: TurnReply, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the response."""
     stops_at = reply.stop is not None and reply.finish == "stop"
     return {
@@ -215,7 +215,7 @@ def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _blocks(reply: Reply, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _blocks(reply: TurnReply, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Thoughts, unless the client wants none; text; calls. A reply without text and calls has an empty text."""
     blocks: list[dict[str, Any]] = []
     if reply.thoughts and (body.get("thinking") or {}).get("type") != "disabled":
@@ -226,7 +226,7 @@ def _blocks(reply: Reply, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return blocks
 
 
-def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
+def events(reply: TurnReply, body: Mapping[str, Any]) -> Iterator[bytes]:
     """The reply as server-sent events: one delta for each block."""
     message = write(reply, body)
     usage = {**message["usage"], "output_tokens": 0}

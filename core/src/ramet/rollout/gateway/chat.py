@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.errors import InfraError
-from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Role, Said, TurnRequest
+from ramet.rollout.gateway.messages import BadRequest, Role, Said, SaidCall, TurnReply, TurnRequest
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
@@ -85,10 +85,10 @@ def _message(message: Any, where: str) -> Said:
     return Said(role=role, text=text, calls=tuple(_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)))
 
 
-def _call(call: Any, where: str) -> Call:
+def _call(call: Any, where: str) -> SaidCall:
     call = object_of(call, where)
     function = object_of(call.get("function"), f"{where}.function")
-    return Call(
+    return SaidCall(
         id=text_of(call.get("id"), f"{where}.id"),
         name=text_of(function.get("name"), f"{where}.function.name"),
         arguments=text_of(function.get("arguments"), f"{where}.function.arguments"),
@@ -107,7 +107,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     return tuple(schemas)
 
 
-def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+def write(reply: TurnReply, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the response."""
     return {
         "id": f"chatcmpl-{reply.id}",
@@ -119,7 +119,7 @@ def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _written(reply: Reply) -> dict[str, Any]:
+def _written(reply: TurnReply) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
     if reply.thoughts:
         message["reasoning_content"] = reply.thoughts
@@ -131,7 +131,7 @@ def _written(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def usage(reply: Reply) -> dict[str, Any]:
+def usage(reply: TurnReply) -> dict[str, Any]:
     """The tokens of the turn."""
     return {
         "prompt_tokens": reply.prompt_tokens,
@@ -141,7 +141,7 @@ def usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
+def events(reply: TurnReply, body: Mapping[str, Any]) -> Iterator[bytes]:
     """The reply as server-sent events: one delta for each part of the message."""
     message = _written(reply)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -155,7 +155,7 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _event(reply: Reply, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
+def _event(reply: TurnReply, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
     chunk = {"id": f"chatcmpl-{reply.id}", "object": "chat.completion.chunk", "created": reply.created}
     data = json.dumps({**chunk, "model": reply.model, "choices": list(choices), **more})
     return f"data: {data}\n\n".encode()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ramet.rollout.gateway.chat import usage
-from ramet.rollout.gateway.messages import BadRequest, Reply, TurnRequest, short_id
+from ramet.rollout.gateway.messages import BadRequest, TurnReply, TurnRequest, short_id
 from ramet.rollout.gateway.reading import asked_sampling, check_fields, count_of, flag_of, object_of, text_of, texts_of
 
 KNOWN = frozenset("model prompt max_tokens stop stream stream_options n best_of user".split())
@@ -51,12 +51,12 @@ def _prompt(prompt: Any) -> str:
     return prompt
 
 
-def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+def write(reply: TurnReply, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the response."""
     return _written(reply, [_choice(reply.text, FINISH[reply.finish])], usage=usage(reply))
 
 
-def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
+def events(reply: TurnReply, body: Mapping[str, Any]) -> Iterator[bytes]:
     """The reply as server-sent events: its text, then why it ended."""
     chunks = [_written(reply, [_choice(reply.text, None)]), _written(reply, [_choice("", FINISH[reply.finish])])]
     if (body.get("stream_options") or {}).get("include_usage"):
@@ -66,7 +66,7 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _written(reply: Reply, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def _written(reply: TurnReply, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     id = f"cmpl-{short_id(reply.id)}"
     begun = {"id": id, "object": "text_completion", "created": reply.created, "model": reply.model}
     return {**begun, "choices": choices, **more}

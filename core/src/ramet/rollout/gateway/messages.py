@@ -1,6 +1,6 @@
 """Requests and replies of an agent, whatever dialect they come in.
 
-A dialect (`chat`, `responses`, `anthropic`, `completions`) reads a body into a `TurnRequest` and writes a `Reply` as
+A dialect (`chat`, `responses`, `anthropic`, `completions`) reads a body into a `TurnRequest` and writes a `TurnReply` as
 its clients expect it. What they say of a message is compared by its `key`: ids, `refusal`, annotations and cache marks
 are no part of it.
 """
@@ -21,7 +21,7 @@ Key: TypeAlias = tuple[Any, ...]  # hashable; equal exactly where two messages s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class SaidCall:
     """A tool call of an assistant's message."""
 
     id: str  # the gateway's own, or what the client wrote
@@ -49,7 +49,7 @@ class Said:
 
     role: Role
     text: str
-    calls: tuple[Call, ...] = ()  # of an assistant
+    calls: tuple[SaidCall, ...] = ()  # of an assistant
     call_id: str = ""  # of a tool: the call that it answers
 
     @property
@@ -74,7 +74,7 @@ class TurnRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class TurnReply:
     """An assistant's message, as it was sampled."""
 
     id: str  # unique within the gateway
@@ -82,7 +82,7 @@ class Reply:
     model: str
     text: str  # without calls and thoughts
     thoughts: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[SaidCall, ...] = ()
     finish: Literal["stop", "calls", "length"]
     stop: str | None = None  # the client's stop string, if one ended it; it is not in the text
     prompt_tokens: int

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ramet.rollout.gateway.kept import KeptResponses
-from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Role, Said, TurnRequest, short_id
+from ramet.rollout.gateway.messages import BadRequest, Role, Said, SaidCall, TurnReply, TurnRequest, short_id
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
@@ -64,7 +64,7 @@ def _resolved(item: Mapping[str, Any], kept: KeptResponses, where: str) -> Mappi
     return kept.item(item.get("id"), f"{where}.id") if is_reference else item
 
 
-def keep(reply: Reply, body: Mapping[str, Any], kept: KeptResponses) -> None:
+def keep(reply: TurnReply, body: Mapping[str, Any], kept: KeptResponses) -> None:
     """Keep the reply to this resolved body, unless its client wants to send it back itself."""
     if flag_of(body, "store", default=True):
         kept.add(write(reply, body), body["input"])
@@ -142,15 +142,15 @@ def _message(item: Mapping[str, Any], where: str) -> Said:
     return Said(role=role, text=parts_text(item.get("content"), f"{where}.content", kinds=PARTS))
 
 
-def _call(item: Mapping[str, Any], where: str) -> Call:
-    return Call(
+def _call(item: Mapping[str, Any], where: str) -> SaidCall:
+    return SaidCall(
         id=text_of(item.get("call_id"), f"{where}.call_id"),
         name=text_of(item.get("name"), f"{where}.name"),
         arguments=text_of(item.get("arguments"), f"{where}.arguments"),
     )
 
 
-def _add_call(turns: list[tuple[str, Said]], call: Call) -> None:
+def _add_call(turns: list[tuple[str, Said]], call: SaidCall) -> None:
     """Add the call to the assistant's message right before it, or to its own turn's if only results lie between."""
     turn, place = _turn_of(call.id, "call_"), len(turns) - 1
     while place >= 0 and turns[place][1].role == "tool":
@@ -175,7 +175,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     return tuple(schemas) if offers_tools(body) else ()
 
 
-def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+def write(reply: TurnReply, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the response."""
     is_cut = reply.finish == "length"
     return {
@@ -194,7 +194,7 @@ def write(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _begun(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+def _begun(reply: TurnReply, body: Mapping[str, Any]) -> dict[str, Any]:
     """The response before its output, with what the request said of it."""
     return {
         "id": f"resp_{short_id(reply.id)}",
@@ -226,7 +226,7 @@ def _begun(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _output(reply: Reply) -> list[dict[str, Any]]:
+def _output(reply: TurnReply) -> list[dict[str, Any]]:
     """The items of the reply: thoughts, text, calls. A reply without text and calls has an empty text."""
     id, status = short_id(reply.id), "incomplete" if reply.finish == "length" else "completed"
     items: list[dict[str, Any]] = []
@@ -242,7 +242,7 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
     return items
 
 
-def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[bytes]:
+def events(reply: TurnReply, body: Mapping[str, Any]) -> Iterator[bytes]:
     """The reply as server-sent events: one delta for each item."""
     begun, done = _begun(reply, body), write(reply, body)
     named: list[tuple[str, dict[str, Any]]] = [(name, {"response": begun}) for name in ("created", "in_progress")]

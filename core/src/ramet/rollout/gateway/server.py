@@ -21,8 +21,8 @@ from ramet.errors import ConfigError, InfraError
 from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
 from ramet.rollout.gateway import anthropic, chat, completions, responses
 from ramet.rollout.gateway.kept import KeptResponses
-from ramet.rollout.gateway.messages import BadRequest, Reply, TurnRequest
-from ramet.rollout.gateway.session import Session
+from ramet.rollout.gateway.messages import BadRequest, TurnReply, TurnRequest
+from ramet.rollout.gateway.session import AgentSession
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -32,7 +32,7 @@ MAX_BODY = 32 << 20  # bytes of a request: 128k tokens take about half a megabyt
 KEEP_ALIVE_S = 10.0
 UNKNOWN_KEY = "invalid_api_key"
 
-Keep: TypeAlias = Callable[[Reply, Mapping[str, Any], KeptResponses], None]
+Keep: TypeAlias = Callable[[TurnReply, Mapping[str, Any], KeptResponses], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class Dialect:
     """How one kind of client writes its requests and reads its replies."""
 
     read: Callable[[Mapping[str, Any]], TurnRequest]
-    write: Callable[[Reply, Mapping[str, Any]], dict[str, Any]]
-    events: Callable[[Reply, Mapping[str, Any]], Iterator[bytes]]
+    write: Callable[[TurnReply, Mapping[str, Any]], dict[str, Any]]
+    events: Callable[[TurnReply, Mapping[str, Any]], Iterator[bytes]]
     error: Callable[[BadRequest | InfraError], dict[str, Any]]
     keep_alive: bytes = b": waiting\n\n"
     # Where requests may refer to earlier replies: the body without such references, and what keeps a reply for later.
@@ -85,7 +85,7 @@ class Gateway:
             raise ConfigError("the gateway needs the package aiohttp: pip install 'ramet[openai]'") from error
         self._web = web
         self._host, self._port, self._model = host, port, model
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -116,13 +116,13 @@ class Gateway:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def open(self, session: Session) -> str:
+    def open(self, session: AgentSession) -> str:
         """Serve the session; returns its key."""
         key = f"ramet-{secrets.token_urlsafe(24)}"
         self._sessions[key] = session
         return key
 
-    def close(self, key: str) -> Session:
+    def close(self, key: str) -> AgentSession:
         """End the session and refuse its key from now on."""
         session = self._sessions.pop(key)
         session.end()
@@ -180,7 +180,7 @@ class Gateway:
         return self._web.json_response(dialect.error(error), status=error.status)
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, body: Mapping[str, Any], reply: asyncio.Task[Reply]
+        self, request: web.Request, dialect: Dialect, body: Mapping[str, Any], reply: asyncio.Task[TurnReply]
     ) -> web.StreamResponse:
         """The events of a reply; an error that comes before the first comment is a plain response."""
         await asyncio.wait([reply], timeout=KEEP_ALIVE_S)
@@ -200,7 +200,7 @@ class Gateway:
         request: web.Request,
         dialect: Dialect,
         body: Mapping[str, Any],
-        reply: asyncio.Task[Reply],
+        reply: asyncio.Task[TurnReply],
     ) -> None:
         await response.prepare(request)
         while not reply.done():
@@ -215,7 +215,7 @@ class Gateway:
             await response.write(event)
         await response.write_eof()
 
-    def _session(self, request: web.Request) -> Session:
+    def _session(self, request: web.Request) -> AgentSession:
         """The session whose key the request carries. Raises `BadRequest`."""
         headers = request.headers
         bearer = headers.get("Authorization", "").removeprefix("Bearer ").strip()
@@ -253,14 +253,16 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-async def _kept(running: asyncio.Task[Reply], keep: Keep, body: Mapping[str, Any], kept: KeptResponses) -> Reply:
+async def _kept(
+    running: asyncio.Task[TurnReply], keep: Keep, body: Mapping[str, Any], kept: KeptResponses
+) -> TurnReply:
     """The reply, kept before it is sent: its client may have gone."""
     reply = await running
     keep(reply, body, kept)
     return reply
 
 
-async def _reply(session: Session, turn: TurnRequest, request: web.Request, raw: bytes) -> Reply:
+async def _reply(session: AgentSession, turn: TurnRequest, request: web.Request, raw: bytes) -> TurnReply:
     """The session's reply; a retry gets the reply to the request that it repeats.
 
     Clients of OpenAI and Anthropic say in a header how often they have tried; others may give a key. Equal bodies

@@ -21,7 +21,7 @@ from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sa
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.completion import Versions, completion_problem, sampled_segments
 from ramet.rollout.gateway.kept import KeptResponses
-from ramet.rollout.gateway.messages import BadRequest, Call, Reply, Said, TooLong, TurnRequest, short_id
+from ramet.rollout.gateway.messages import BadRequest, Said, SaidCall, TooLong, TurnReply, TurnRequest, short_id
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
@@ -54,7 +54,7 @@ class SessionSampling:
     first_tokens: int = 20
 
 
-class Session:
+class AgentSession:
     """Turns of one agent. Methods are called in the event loop of the engine."""
 
     def __init__(
@@ -80,10 +80,10 @@ class Session:
         self._limits, self._sampling, self._seed, self._versions = limits, sampling, seed, versions
         self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
         self._texts: dict[str, tuple[SessionTurn, int]] = {}  # the same without a chat template, and how many tokens
-        self._replies: dict[str, asyncio.Task[Reply]] = {}  # by the name of the request
+        self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
         self._ended = False
 
-    async def reply(self, request: TurnRequest, *, name: str = "", again: bool = False) -> Reply:
+    async def reply(self, request: TurnRequest, *, name: str = "", again: bool = False) -> TurnReply:
         """Sample the next message. `again`: the request repeats the one with this `name`, if there was one, and gets
         its reply: both are one turn.
 
@@ -119,7 +119,7 @@ class Session:
         if self._ended:
             raise BadRequest("this session has ended", status=404, code="session_ended")
 
-    async def _reply(self, request: TurnRequest) -> Reply:
+    async def _reply(self, request: TurnRequest) -> TurnReply:
         self._check_open()
         prompt = self._prompt(request)
         max_tokens = self._room(prompt, request)
@@ -256,9 +256,9 @@ class Session:
     def _cache_key(self, thread: int) -> str:
         return f"{self.name}#{thread}"
 
-    def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> Reply:
+    def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> TurnReply:
         """The reply as a client gets it: thoughts, text and calls apart. Malformed calls stay in the text."""
-        id, calls, thoughts = f"{self.name}/{turn.number}", list[Call](), ""
+        id, calls, thoughts = f"{self.name}/{turn.number}", list[SaidCall](), ""
         stop = completion.stop if completion.finish is FinishReason.STOP else None
         text = text.partition(stop)[0] if stop else text
         if request.prompt is None:
@@ -266,7 +266,7 @@ class Session:
             message = text[start:end]
             thoughts = f"{text[:start]}{text[end:]}".replace("<think>", "").replace("</think>", "").strip()
             text, calls = self._calls(message, id) if request.tools else (message, [])
-        return Reply(
+        return TurnReply(
             id=id,
             created=int(time.time()),
             model=request.model,
@@ -280,13 +280,13 @@ class Session:
             cached_tokens=completion.cached_tokens,
         )
 
-    def _calls(self, message: str, id: str) -> tuple[str, list[Call]]:
+    def _calls(self, message: str, id: str) -> tuple[str, list[SaidCall]]:
         """The message's text without its calls, and these."""
-        text, calls, done = "", list[Call](), 0
+        text, calls, done = "", list[SaidCall](), 0
         for start, end, found in located_calls(message, self._sampling.call_form):
             if isinstance(found, JsonCall):
                 arguments = json.dumps(found.arguments, ensure_ascii=False)
-                calls.append(Call(id=f"call_{short_id(id)}_{len(calls)}", name=found.name, arguments=arguments))
+                calls.append(SaidCall(id=f"call_{short_id(id)}_{len(calls)}", name=found.name, arguments=arguments))
                 text += message[done:start]
                 done = end
             else:
