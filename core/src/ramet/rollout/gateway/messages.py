@@ -1,8 +1,8 @@
 """Requests and replies of an agent, whatever dialect they come in.
 
 A dialect (`chat`, `responses`, `anthropic`, `completions`) reads a body into a `TurnRequest` and writes a `TurnReply`
-as its clients expect it. What they say of a message is compared by its `key`: ids, `refusal`, annotations and cache marks
-are no part of it.
+as its clients expect it. What they say of a message is compared by its `key`: ids, `refusal`, annotations and cache
+marks are no part of it.
 """
 
 from __future__ import annotations
