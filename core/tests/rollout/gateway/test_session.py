@@ -164,6 +164,10 @@ def test_limits_are_the_dialects_own_context_error(opened: Open) -> None:
     assert cut.finish == "length" and cut.sampled_tokens == 4
     with pytest.raises(BadRequest, match="used all its tokens"):
         replies(short, ask(QUESTION, cut.said, said("user", "Go on.")))
+    tight, _ = opened(lambda task, path, turn: "four", SessionLimits(max_turns=9, max_tokens=20))
+    first = replies(tight, ask(QUESTION))[0]
+    with pytest.raises(BadRequest, match="used all its tokens"):  # what a request adds counts, too
+        replies(tight, ask(QUESTION, first.said, said("user", "Are you sure about this answer?")))
 
 
 def test_an_ended_session_serves_nothing_and_releases_its_caches(opened: Open) -> None:

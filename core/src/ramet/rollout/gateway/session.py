@@ -209,7 +209,8 @@ class AgentSession:
         if len(self.threads.turns) >= limits.max_turns:
             raise TooLong(f"the limit of {limits.max_turns} turns is reached", n_tokens=len(prompt), most=0)
         most = self._engine.info.max_tokens
-        of_model, of_session = most - len(prompt), limits.max_tokens - self.threads.n_tokens
+        used = self.threads.n_tokens + self.threads.n_inserted(prompt)
+        of_model, of_session = most - len(prompt), limits.max_tokens - used
         if of_model < 1:
             what = f"maximum context length is {most} tokens: these messages have {len(prompt)} tokens"
             raise TooLong(what, n_tokens=len(prompt), most=most - 1)
