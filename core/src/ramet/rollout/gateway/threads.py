@@ -60,7 +60,7 @@ class SessionThreads:
         return sum(len(segment) for segment in everything if segment.kind is not SegmentKind.PROMPT)
 
     def n_inserted(self, prompt: array[int]) -> int:
-        """Tokens that a request with this prompt would add to its thread; 0 for the first: its prompt is not counted."""
+        """Tokens that a request with this prompt would add to its thread. Of the first request, the prompt, none count."""
         return len(prompt) - self._longest(prompt)[1] if self.turns else 0
 
     def begin(self, prompt: array[int]) -> SessionTurn:
