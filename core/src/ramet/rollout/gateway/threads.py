@@ -60,7 +60,7 @@ class SessionThreads:
         return sum(len(segment) for segment in everything if segment.kind is not SegmentKind.PROMPT)
 
     def n_inserted(self, prompt: array[int]) -> int:
-        """Tokens that a request with this prompt would add to its thread. Of the first request, the prompt, none count."""
+        """Tokens that a request with this prompt would add to its thread; none of the first, the prompt, is counted."""
         return len(prompt) - self._longest(prompt)[1] if self.turns else 0
 
     def begin(self, prompt: array[int]) -> SessionTurn:
