@@ -19,6 +19,7 @@ LABELS = {
     "cli/runs.py",
     "tracking/jsonl.py",
     "tracking/run_log.py",
+    "rollout/gateway/session.py",  # when a reply was made, as clients expect it
     "runs/lock.py",
     "runs/manifest.py",
     "runs/run_dir.py",
