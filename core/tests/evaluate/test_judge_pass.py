@@ -27,7 +27,7 @@ from ramet.types import Rollout
 
 needs_judge = pytest.mark.skipif(
     "llm_judge" not in load_plugins().registries.rewards or find_spec("aiohttp") is None,
-    reason="needs ramet-rewards[judge]",
+    reason="ramet-rewards[judge] is not installed",
 )
 
 
