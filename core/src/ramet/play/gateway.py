@@ -19,13 +19,14 @@ from ramet.components.engines import build_engine, check_engine
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ChatMarkup
+from ramet.engines.protocol import Sampling
 from ramet.errors import ConfigError, raise_all
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSampling
+from ramet.rollout.gateway.session import AgentSession, SessionLimits
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -74,7 +75,7 @@ async def _serve(resolved: Resolved, options: GatewayOptions, say: Callable[[str
     config = resolved.config
     encoder = build_encoder(config)
     engine = build_engine(config, encoder)
-    sampling = SessionSampling(temperature=config.rollout.temperature, first_tokens=config.rollout.first_tokens)
+    sampling = Sampling(temperature=config.rollout.temperature, max_tokens=options.max_tokens)
     limits = SessionLimits(max_turns=MOST_TURNS, max_tokens=options.max_tokens)
     session = AgentSession(
         NAME.text, engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=config.run.seed

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ramet.engines.protocol import Completion, Request
+from ramet.engines.protocol import Completion, Request, Sampling
 from ramet.models.encoder import Encoder
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSampling
+from ramet.rollout.gateway.session import AgentSession, SessionLimits
 from ramet.testing.chat_templates import chat_encoder
 from ramet.testing.doubles import Reply, ScriptedEngine, tiny_encoder
 from ramet.types import Rollout, StopReason, Task, user_prompt
@@ -78,7 +78,9 @@ Open = Callable[..., tuple[AgentSession, Recorded]]
 def opened(encoder: Encoder) -> Open:
     def build(script: Any, limits: SessionLimits = LIMITS, name: str = NAME) -> tuple[AgentSession, Recorded]:
         engine = Recorded(ScriptedEngine(script, encoder))
-        session = AgentSession(name, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
+        session = AgentSession(
+            name, engine=engine, encoder=encoder, limits=limits, sampling=Sampling(max_tokens=1), seed=1
+        )  # type: ignore[arg-type]
         return session, engine
 
     return build
@@ -137,7 +139,7 @@ async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str =
 
     scripted = ScriptedEngine(by_prompt, encoder)
     engine = Recorded(scripted)
-    session = AgentSession(NAME, engine=engine, encoder=encoder, limits=limits, sampling=SessionSampling(), seed=1)  # type: ignore[arg-type]
+    session = AgentSession(NAME, engine=engine, encoder=encoder, limits=limits, sampling=Sampling(max_tokens=1), seed=1)  # type: ignore[arg-type]
     async with Gateway() as gateway, ClientSession() as http:
         yield Served(gateway.url, gateway.open(session), session, engine, http)
 

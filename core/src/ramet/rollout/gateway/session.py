@@ -14,7 +14,7 @@ import json
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
@@ -41,19 +41,6 @@ class SessionLimits:
     max_tokens: int  # of all turns, sampled and inserted; the first request's prompt left out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSampling:
-    """How its turns are sampled, whatever a client asks for."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    call_form: str = "auto"  # of tool calls in the model's text, as `rollout_step=hermes` reads them
-    first_tokens: int = 20
-
-
 class AgentSession:
     """Turns of one agent. Methods are called in the event loop of the engine."""
 
@@ -64,13 +51,14 @@ class AgentSession:
         engine: Engine,
         encoder: Encoder,
         limits: SessionLimits,
-        sampling: SessionSampling,
+        sampling: Sampling,
         seed: int,
         versions: Versions | None = None,
     ) -> None:
         """`name` is unique within the engine: its requests and caches have it in their names, and seeds derive from it.
 
-        `versions`: of the weights that may sample; None: any.
+        `sampling`: of every turn, whatever a client asks for; lengths and stops are each turn's. `versions`: of the
+        weights that may sample; None: any.
         """
         self.name = name
         self.threads = SessionThreads(encoder)
@@ -223,25 +211,14 @@ class AgentSession:
     async def _complete(
         self, turn: SessionTurn, prompt: array[int], max_tokens: int, stop: tuple[str, ...]
     ) -> Completion:
-        sampling = self._sampling
         thread = turn.thread
         request = Request(
             id=f"{self.name}/{turn.number}",
             token_ids=prompt,
-            sampling=Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                repetition_penalty=sampling.repetition_penalty,
-                max_tokens=max_tokens,
-                stop=stop,
-                stop_token_ids=self._encoder.eos_ids,
-            ),
+            sampling=replace(self._sampling, max_tokens=max_tokens, stop=stop, stop_token_ids=self._encoder.eos_ids),
             seed=stable_seed("gateway", self._seed, self.name, turn.number),
             cache_key=self._cache_key(thread.number),
             fork_of="" if thread.parent is None else self._cache_key(thread.parent.number),
-            first_tokens=sampling.first_tokens,
         )
         try:
             completion = await self._engine.generate(request)
@@ -284,7 +261,7 @@ class AgentSession:
     def _calls(self, message: str, id: str) -> tuple[str, list[SaidCall]]:
         """The message's text without its calls, and these."""
         text, calls, done = "", list[SaidCall](), 0
-        for start, end, found in located_calls(message, self._sampling.call_form):
+        for start, end, found in located_calls(message, "auto"):
             if isinstance(found, JsonCall):
                 arguments = json.dumps(found.arguments, ensure_ascii=False)
                 calls.append(SaidCall(id=f"call_{short_id(id)}_{len(calls)}", name=found.name, arguments=arguments))
