@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import re
 import shlex
@@ -56,12 +55,12 @@ def test_the_command_serves_and_writes_the_record(tmp_path: Path, monkeypatch: A
     [record] = read_records(Path("session.jsonl.gz"))
     [scored] = record.group.rollouts
     assert [segment.turn for segment in scored.rollout.segments] == [0, 0, 1, 1]
-    assert gzip.decompress(Path("session.jsonl.gz").read_bytes())
+    assert scored.reward is None and scored.rollout.infos == ({"asked": {"temperature": 0.5}},) * 2
     assert main(["gateway", *arguments[1:]]) == 1  # it replaces no file
 
 
 def ask(address: str, key: str, *messages: dict[str, Any]) -> dict[str, Any]:
-    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8}).encode()
+    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8, "temperature": 0.5}).encode()
     request = urllib.request.Request(f"{address}/chat/completions", body, {"Authorization": f"Bearer {key}"})
     with urllib.request.urlopen(request, timeout=60) as response:
         reply: dict[str, Any] = json.loads(response.read())["choices"][0]["message"]

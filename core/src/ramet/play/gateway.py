@@ -52,8 +52,6 @@ def run(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None])
 
     `say` prints a line. Raises `ConfigErrors` before anything starts, and `ConfigError` for an address in use.
     """
-    if options.record.exists():
-        raise ConfigError(f"gateway.record={options.record}: there is a file already; name another one")
     config = copy.deepcopy(resolved.config)
     config.data.chat_markup = ChatMarkup.NEUTRALISE  # an agent's texts come from anywhere
     resolved = replace(resolved, config=config)
@@ -66,9 +64,26 @@ def run(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None])
         *check_components(components, config, training=False),
     ]
     raise_all(dict.fromkeys(problems))
-    with recording():
-        set_up_torch(config.run)
-        return run_async(_serve(resolved, options, say))
+    _reserve(options.record)
+    written = None
+    try:
+        with recording():
+            set_up_torch(config.run)
+            written = run_async(_serve(resolved, options, say))
+    finally:
+        if written is None:
+            options.record.unlink(missing_ok=True)
+    return written
+
+
+def _reserve(record: Path) -> None:
+    """Make the record's file, empty: no other program takes the name meanwhile. Raises `ConfigError`."""
+    try:
+        record.open("x").close()
+    except FileExistsError:
+        raise ConfigError(f"gateway.record={record}: there is a file already; name another one") from None
+    except OSError as error:
+        raise ConfigError(f"gateway.record={record}: cannot be written: {error.strerror}") from error
 
 
 async def _serve(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None]) -> Path | None:
@@ -101,8 +116,16 @@ def _write(session: AgentSession, record: Path, say: Callable[[str], None]) -> P
         say("no request came")
         return None
     task = Task(id=NAME.task, prompt=())
-    rollout = Rollout(id=NAME.path, task=task, segments=segments, thread_starts=starts, stop=StopReason.DONE)
-    group = ScoredGroup(task=task, rollouts=(ScoredRollout(rollout=rollout, reward=0.0),))
+    rollout = Rollout(
+        id=NAME.path,
+        task=task,
+        segments=segments,
+        thread_starts=starts,
+        stop=StopReason.DONE,
+        infos=tuple({"asked": dict(turn.asked)} if turn.asked else {} for turn in session.threads.turns),
+        left_out="not_judged",
+    )
+    group = ScoredGroup(task=task, rollouts=(ScoredRollout(rollout=rollout, reward=None),))
     write_records(record, [GroupRecord(step=0, group=group)])
     say(
         f"{len(session.threads.turns)} turns in {len(rollout.threads)} threads, {rollout.n_sampled_tokens} sampled "

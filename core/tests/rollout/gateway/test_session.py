@@ -10,7 +10,7 @@ from core.tests.rollout.gateway.conftest import NAME, Open, check_exact, rollout
 
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
-from ramet.rollout.gateway.messages import BadRequest, Said, TurnReply, TurnRequest
+from ramet.rollout.gateway.messages import BadRequest, Said, SaidCall, TurnReply, TurnRequest, in_call_order
 from ramet.rollout.gateway.session import AgentSession, SessionLimits
 from ramet.testing.doubles import Reply as Scripted
 from ramet.types import SegmentKind
@@ -74,6 +74,23 @@ def test_a_system_message_is_not_left_out(opened: Open, encoder: Encoder, monkey
     with pytest.raises(BadRequest, match="leaves out system messages that are not the first message"):
         replies(session, ask(QUESTION, said("system", "Be short.")))
     check_exact(session, engine)
+
+
+def test_results_are_rendered_in_the_order_of_their_calls(serve: Any) -> None:
+    """Whichever tool was faster: a chat template shows no ids."""
+    calls = tuple(SaidCall(id=id, name="add", arguments="{}") for id in ("c1", "c2"))
+    results = [Said(role="tool", text=f"result {id}", call_id=id) for id in ("c2", "c1")]
+    before = [QUESTION, Said(role="assistant", text="", calls=calls)]
+
+    async def main() -> None:
+        async with serve(lambda prompt: "done") as served:
+            await served.session.reply(ask(*before, *results))
+            await served.session.reply(ask(*before, *reversed(results)))
+            (first, _), (second, _) = served.engine.seen
+            assert first == second
+
+    asyncio.run(main())
+    assert [said.text for said in in_call_order(ask(*before, *results)).messages[2:]] == ["result c1", "result c2"]
 
 
 def test_an_edited_history_splits_off_and_nothing_is_dropped(opened: Open) -> None:

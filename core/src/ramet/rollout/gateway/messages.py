@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 from ramet.io.json_values import json_fault, too_deep
@@ -18,6 +19,7 @@ from ramet.types import ToolSchema
 
 Role = Literal["system", "user", "assistant", "tool"]
 Key: TypeAlias = tuple[Any, ...]  # hashable; equal exactly where two messages say the same
+CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they must shorten a conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,19 @@ class TurnRequest:
     prompt: str | None = None  # a text to continue, without a chat template (`/v1/completions`); then without messages
 
 
+def in_call_order(request: TurnRequest) -> TurnRequest:
+    """The request with the results of a turn's calls in the order of the calls: chat templates show no ids.
+
+    Results of calls that the turn did not make come last.
+    """
+    ordered: list[Said] = []
+    for is_result, run in groupby(request.messages, key=lambda said: said.role == "tool"):
+        ids = [call.id for call in ordered[-1].calls] if is_result and ordered else []
+        place = {id: number for number, id in enumerate(ids)}
+        ordered += sorted(run, key=lambda said: place.get(said.call_id, len(place)))
+    return replace(request, messages=tuple(ordered))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReply:
     """An assistant's message, as it was sampled."""
@@ -123,6 +138,3 @@ class TooLong(BadRequest):
 def short_id(text: str) -> str:
     """An id of letters and digits that stands for a longer one."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they must shorten a conversation

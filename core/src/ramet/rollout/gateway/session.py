@@ -21,7 +21,16 @@ from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sa
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.completion import Versions, completion_problem, sampled_segments
 from ramet.rollout.gateway.kept import KeptResponses
-from ramet.rollout.gateway.messages import BadRequest, Said, SaidCall, TooLong, TurnReply, TurnRequest, short_id
+from ramet.rollout.gateway.messages import (
+    BadRequest,
+    Said,
+    SaidCall,
+    TooLong,
+    TurnReply,
+    TurnRequest,
+    in_call_order,
+    short_id,
+)
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
@@ -90,7 +99,7 @@ class AgentSession:
     def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that the request would have. Nothing is recorded. Raises `BadRequest`."""
         self._check_open()
-        return len(self._prompt(request))
+        return len(self._prompt(in_call_order(request)))
 
     def segments(self) -> tuple[tuple[Segment, ...], tuple[ThreadStart, ...]]:
         """The segments of the rollout so far in order of turns, and how threads 1, 2, … began."""
@@ -109,9 +118,10 @@ class AgentSession:
 
     async def _reply(self, request: TurnRequest) -> TurnReply:
         self._check_open()
+        request = in_call_order(request)
         prompt = self._prompt(request)
         max_tokens = self._room(prompt, request)
-        turn = self.threads.begin(prompt)
+        turn = self.threads.begin(prompt, request.asked)
         segments: Sequence[Segment] = ()
         try:
             completion = await self._complete(turn, prompt, max_tokens, request.stop)

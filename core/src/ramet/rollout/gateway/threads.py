@@ -8,9 +8,9 @@ stays as it is.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ramet.rollout.tree import segment_halves
 from ramet.types import Origin, Segment, SegmentKind, ThreadStart
@@ -37,6 +37,7 @@ class SessionTurn:
     number: int
     thread: SessionThread
     n_prompt: int  # tokens in front of the sampled ones
+    asked: Mapping[str, Any]  # the sampling that the client asked for
     segments: list[Segment] = field(default_factory=list)  # what the request added to the thread, then what was sampled
 
     @property
@@ -63,12 +64,12 @@ class SessionThreads:
         """Tokens that a request with this prompt would add to its thread; none of the first, the prompt, is counted."""
         return len(prompt) - self._longest(prompt)[1] if self.turns else 0
 
-    def begin(self, prompt: array[int]) -> SessionTurn:
+    def begin(self, prompt: array[int], asked: Mapping[str, Any]) -> SessionTurn:
         """Accept a request whose complete prompt has these tokens."""
         thread, common = self._longest(prompt)
         if thread is None or thread.busy or common < len(thread.path):
             thread = self._split_off(thread, common, prompt)
-        turn = SessionTurn(len(self.turns), thread, len(prompt))
+        turn = SessionTurn(len(self.turns), thread, len(prompt), asked)
         if inserted := prompt[common:]:
             kind = SegmentKind.MESSAGES if self.turns else SegmentKind.PROMPT
             text = self.encoder.decode(inserted)
