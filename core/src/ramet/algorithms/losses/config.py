@@ -30,7 +30,7 @@ class PpoClipConfig:
 class RatioUnit(StrEnum):
     """The unit with one ratio in GSPO."""
 
-    SEQUENCE = "sequence"  # all sampled tokens of a rollout
+    SEQUENCE = "sequence"  # all sampled tokens of a thread, nearly always a rollout's
     TURN = "turn"  # the tokens of a turn
 
 
