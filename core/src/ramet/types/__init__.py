@@ -1,5 +1,6 @@
 """The data that plugins and the core exchange. Standard library only; torch is imported under `TYPE_CHECKING`."""
 
+from ramet.types.agent import Agent, AgentBudget, AgentContext, AgentResult, AgentStatus, GatewayAddress
 from ramet.types.algorithm import (
     AdvantageEstimator,
     AdvantageInputs,
@@ -84,6 +85,11 @@ __all__ = [
     "AdvantageInputs",
     "AdvantageOutput",
     "AfterTool",
+    "Agent",
+    "AgentBudget",
+    "AgentContext",
+    "AgentResult",
+    "AgentStatus",
     "Benchmark",
     "BenchmarkInfo",
     "BranchAction",
@@ -101,6 +107,7 @@ __all__ = [
     "Finished",
     "FirstTokens",
     "Fork",
+    "GatewayAddress",
     "Generation",
     "Group",
     "GroupView",
