@@ -16,8 +16,10 @@ from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, 
 from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngineConfig
 from ramet.plugins.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
+    CommandConfig,
     EnvironmentConfig,
     FromRowConfig,
+    FunctionConfig,
     HermesConfig,
     McpConfig,
     NoBranchConfig,
@@ -29,15 +31,17 @@ from ramet.rollout.config import (
     TreeExpansionConfig,
     ValueGuidedConfig,
 )
-from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
+from ramet.types import AdvantageEstimator, Agent, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 ramet_contract = "1"
 
 
 @hookimpl
-def register_rollout_steps(register: Register[RolloutStep]) -> None:
+def register_rollout_steps(register: Register[RolloutStep | Agent]) -> None:
     register("tags", "ramet.rollout.steps.tags:Tags", config=TagsConfig)
     register("hermes", "ramet.rollout.steps.hermes:Hermes", config=HermesConfig)
+    register("function", "ramet.rollout.agents.function:FunctionAgent", config=FunctionConfig)
+    register("command", "ramet.rollout.agents.command:CommandAgent", config=CommandConfig)
 
 
 @hookimpl

@@ -14,6 +14,7 @@ This file is also the helper process's script, started without site-packages: it
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -193,14 +194,46 @@ class ProcessReaper:
         self._process.communicate(b"\n")
 
 
-def _members(tag: str, folder: str, owner: int) -> list[int]:
-    """Processes that belong to the reaper, without the owner and this one."""
-    wanted = f"{TAG}={tag}".encode()
+_reapers: dict[int, ProcessReaper] = {}  # by process: a fork must not end its parent's programs
+
+
+def own_reaper() -> ProcessReaper:
+    """The reaper of this process's programs, which may ignore the end of their input: tools' servers, agents.
+
+    They are ended 3 s after a process that was killed, and at once where it comes to its own end.
+    """
+    pid = os.getpid()
+    if pid not in _reapers:
+        _reapers[pid] = ProcessReaper()
+        atexit.register(_reap, pid)
+    return _reapers[pid]
+
+
+def _reap(pid: int) -> None:
+    if pid == os.getpid():
+        _reapers[pid].reap()
+
+
+def kill_tagged(variable: str) -> None:
+    """Kill all processes that have this `NAME=VALUE` in their environment; returns when all are gone. Linux only."""
+    while pids := _members(variable, "", os.getpid()):
+        _kill(pids)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.02)
+
+
+def _members(variable: str, folder: str, owner: int) -> list[int]:
+    """Processes with the variable, or with a file open in the folder, without the owner and this one."""
     pids = []
-    for entry in PROC.iterdir():
+    for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdigit() and int(entry.name) not in (owner, os.getpid()):
             with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
-                if wanted in (entry / "environ").read_bytes().split(b"\0") or _has_open(entry, folder):
+                if variable.encode() in (entry / "environ").read_bytes().split(b"\0") or _has_open(entry, folder):
                     pids.append(int(entry.name))
     return pids
 
@@ -214,11 +247,8 @@ def _helper(tag: str, owner: int) -> None:
     folder = ""
 
     def kill_all() -> None:
-        while pids := _members(tag, folder, owner):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
+        while pids := _members(f"{TAG}={tag}", folder, owner):
+            _kill(pids)
 
     def after_owner() -> None:
         time.sleep(PATIENCE_S)

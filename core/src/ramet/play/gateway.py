@@ -26,7 +26,7 @@ from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import AgentSession, SessionLimits
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -92,9 +92,8 @@ async def _serve(resolved: Resolved, options: GatewayOptions, say: Callable[[str
     engine = build_engine(config, encoder)
     sampling = Sampling(temperature=config.rollout.temperature, max_tokens=options.max_tokens)
     limits = SessionLimits(max_turns=MOST_TURNS, max_tokens=options.max_tokens)
-    session = AgentSession(
-        NAME.text, engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=config.run.seed
-    )
+    settings = SessionSettings(engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=config.run.seed)
+    session = AgentSession(NAME.text, settings)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -119,7 +118,7 @@ def _write(session: AgentSession, record: Path, say: Callable[[str], None]) -> P
     rollout = Rollout(
         id=NAME.path,
         task=task,
-        segments=segments,
+        segments=tuple(segments),
         thread_starts=starts,
         stop=StopReason.DONE,
         infos=tuple({"asked": dict(turn.asked)} if turn.asked else {} for turn in session.threads.turns),

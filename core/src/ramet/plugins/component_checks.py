@@ -16,6 +16,8 @@ from typing import Any
 
 from ramet.types import (
     AdvantageEstimator,
+    Agent,
+    AgentSettings,
     Benchmark,
     BenchmarkInfo,
     BranchPolicy,
@@ -34,6 +36,7 @@ from ramet.types.option import SAMPLING
 
 JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 FORKS = ("copy", "replay", "none")
+AGENT_FORKS = ("replay", "none")
 ALL_CALLS = "max_tool_calls"  # among a benchmark's limits: of all tools together
 QUESTION = "{question}"  # in a benchmark's prompt
 STATEFUL = ("rollout step", "tool")  # kinds that may have states
@@ -80,10 +83,17 @@ def is_tool_set(built: object) -> bool:
     return hasattr(built, "open") and not hasattr(built, "schema")
 
 
+def is_agent(built: object) -> bool:
+    """Whether a factory of hook 1 returned an agent: it has `run` and is not called for turns."""
+    return hasattr(built, "run") and not callable(built)
+
+
 def misfits(built: object, kind: str) -> list[str]:
     """Reasons why `built` is not a component of this kind (as registries call it), empty if it is one."""
     if kind == "tool" and is_tool_set(built):
         problems = [*_attributes(built, ToolSet), *_methods(built, ToolSet)]
+    elif kind == "rollout step" and is_agent(built):
+        problems = [*_methods(built, Agent), *_agent_problems(built)]
     elif kind in PROTOCOLS:
         problems = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
         problems += _schema_problems(built) if kind == "tool" else ()
@@ -100,6 +110,15 @@ def misfits(built: object, kind: str) -> list[str]:
     if problems and kind in MADE_OF_FUNCTIONS and inspect.isfunction(built) and not is_async(built):
         problems.append(MADE_OF_FUNCTIONS[kind])
     return problems
+
+
+def _agent_problems(agent: object) -> Iterator[str]:
+    """Yield problems of what an agent declares."""
+    forks, settings = getattr(agent, "forks", None), getattr(agent, "settings", AgentSettings())
+    if forks not in AGENT_FORKS:
+        yield f"forks is {forks!r:.80}; set it to one of {', '.join(AGENT_FORKS)}"
+    if not isinstance(settings, AgentSettings):
+        yield f"settings is {settings!r:.80}; set it to AgentSettings(…)"
 
 
 def _schema_problems(tool: object) -> Iterator[str]:

@@ -13,7 +13,17 @@ from typing import Any, Protocol, TypeVar, overload
 
 import pluggy
 
-from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
+from ramet.types import (
+    AdvantageEstimator,
+    Agent,
+    Benchmark,
+    BranchPolicy,
+    PolicyLoss,
+    Reward,
+    RolloutStep,
+    Tool,
+    ToolSet,
+)
 
 hookspec = pluggy.HookspecMarker("ramet")
 hookimpl = pluggy.HookimplMarker("ramet")
@@ -37,8 +47,8 @@ class Register(Protocol[T_contra]):
 
 
 @hookspec
-def register_rollout_steps(register: Register[RolloutStep]) -> None:
-    """Offer turn protocols. Fills the configuration group `rollout_step`."""
+def register_rollout_steps(register: Register[RolloutStep | Agent]) -> None:
+    """Offer turn protocols, environments and agents. Fills the configuration group `rollout_step`."""
 
 
 @hookspec

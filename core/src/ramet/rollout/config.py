@@ -8,6 +8,7 @@ from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.rollout.steps.json_calls import FORMS
+from ramet.types import AgentSettings
 from ramet.types.option import option
 
 INITIAL_HELP = "rollouts that start from the prompt; null: half of rollout.group_size, at least one"
@@ -34,6 +35,71 @@ class HermesConfig:
         "form of calls; tool_call: Hermes, Qwen; json: Llama 3.1; auto: json in messages without <tool_call>",
         choices=FORMS,
     )
+
+
+@dataclass(kw_only=True, slots=True)
+class AgentOptions:
+    """Options of all built-in agents."""
+
+    forks: str = option(
+        "none",
+        "forks of branch policies; replay: the agent runs again and its own tools with it, answered from the record up "
+        "to the fork",
+        choices=("none", "replay"),
+    )
+    on_crash: str = option(
+        "reward",
+        "a crash of the agent; reward: judged as a rollout without an answer; mask: left out, so a policy can avoid "
+        "bad rewards by crashing",
+        choices=("reward", "mask"),
+    )
+    history: str = option(
+        "keep",
+        "thoughts that a client leaves out of earlier turns; keep: the recorded tokens continue; template: as the chat "
+        "template shows earlier turns",
+        choices=("keep", "template"),
+    )
+    host: str = option("127.0.0.1", "address at which the gateway listens; others than the loopback are reachable")
+    port: int = option(0, "port of the gateway; 0: any free one", minimum=0, maximum=65535)
+
+    @property
+    def settings(self) -> AgentSettings:
+        """These options as the contract has them."""
+        return AgentSettings(host=self.host, port=self.port, history=self.history, on_crash=self.on_crash)  # type: ignore[arg-type]
+
+
+@dataclass(kw_only=True, slots=True)
+class FunctionConfig(AgentOptions):
+    """The agent `function`: a coroutine function of yours."""
+
+    function: str = option("", "the function, as module:name; the working directory is searched too; required")
+
+    def runs_code(self) -> dict[str, str]:
+        """Option -> the code that it names."""
+        return {"function": self.function} if self.function else {}
+
+
+@dataclass(kw_only=True, slots=True)
+class CommandConfig(AgentOptions):
+    """The agent `command`: a program, once for each rollout."""
+
+    argv: list[str] = option(
+        factory=list,
+        help="program and arguments; {question}, {task} (a JSON file), {result}, {folder}, {base_url}, {key} and "
+        "{model} are filled in; required",
+    )
+    folder: str | None = option(None, "working directory; null: an empty one for each rollout")
+    env: dict[str, str] = option(
+        factory=dict, help="environment variables of the program; it sees few others, such as PATH and HOME"
+    )
+    timeout_s: float = option(
+        600.0, "seconds until the program is killed, which counts as a crash of the agent", above=0
+    )
+
+    def runs_code(self) -> dict[str, str]:
+        """Option -> the program; its folder and variables decide what it is."""
+        options = {"argv": shlex.join(self.argv), "env": ", ".join(self.env), "folder": self.folder}
+        return {option: text for option, text in options.items() if text}
 
 
 @dataclass(kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from ramet.io import repeats
 from ramet.plugins import origin
 from ramet.plugins.output_checks import begin_problem, state_key_problem
 from ramet.plugins.plugin_code import defined_at, named, raised_at
+from ramet.rollout.agents.group import AgentGroup
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder
 from ramet.rollout.branching.events import Phase, RolloutEvent, branch_event, turn_ended
@@ -112,6 +113,11 @@ class GroupScheduler:
         self._done = asyncio.Event()
         self._closed = False
         self.states = self._open_states() if context.stateful else None
+        self._agents = (
+            None
+            if context.gateway is None
+            else AgentGroup(context, context.gateway, self._report, deterministic=deterministic)
+        )
         self._hooks: Any = context.step if self.states is not None and ENVIRONMENT in self.states else None
 
     async def run(self) -> Group:
@@ -124,6 +130,8 @@ class GroupScheduler:
             self._release_all()
             if self.states is not None:
                 await self._close_states(self.states)
+            if self._agents is not None:
+                self._agents.close()
         live = [member.live for member in self._members.values()]
         self._members.clear()  # in cycles with their tasks: all of it would wait for the garbage collector
         return group_of(self.job.task, live, n_unused=self.history.n_unused)
@@ -166,18 +174,10 @@ class GroupScheduler:
             async with limit:
                 if live.ends_at <= loop.time():
                     await asyncio.sleep(0)  # the time-out is raised here, before anything is sampled
-                await self._begin(live)
-                while live.stop is None:
-                    environment = await self._begin_turn(live)
-                    turn = RolloutTurn(live, context, environment, states=self.states, report=self._report)
-                    result = StepResult()
-                    async with turn:
-                        result = await context.step(turn.state, turn)
-                    turn.end(result)
-                    if live.stop is None:
-                        live.begin_turn()
-                        self._report(live, Phase.BEGIN, live.turn - 1)
-                await self._finish(live)
+                if self._agents is not None:
+                    await self._agents.play(live, live.ends_at - loop.time())
+                else:
+                    await self._play_turns(live)
         except ConfigError as error:
             raise named(error, f"rollout step {origin(context.step)}", "rollout_step") from error
         except PluginError:
@@ -189,6 +189,21 @@ class GroupScheduler:
         if not live.is_pruned:
             live.add_stat("seconds", time.perf_counter() - started)
         await self._end(live)
+
+    async def _play_turns(self, live: LiveRollout) -> None:
+        """Ask the rollout step for turn after turn."""
+        await self._begin(live)
+        while live.stop is None:
+            environment = await self._begin_turn(live)
+            turn = RolloutTurn(live, self.context, environment, states=self.states, report=self._report)
+            result = StepResult()
+            async with turn:
+                result = await self.context.step(turn.state, turn)
+            turn.end(result)
+            if live.stop is None:
+                live.begin_turn()
+                self._report(live, Phase.BEGIN, live.turn - 1)
+        await self._finish(live)
 
     def _fault(self, error: BaseException, live: LiveRollout, limit: asyncio.Timeout) -> Fault:
         """Return the fault that masks the rollout: the error's own, or one of the rollout step."""
@@ -384,7 +399,9 @@ class GroupScheduler:
         parent = self._members[path_of(fork.rollout)].live
         while parent.parent is not None and (fork.turn, fork.token) < (parent.fork_turn or 0, parent.fork_token):
             parent = parent.parent  # turns before its own beginning are an ancestor's
-        if fork.token:
+        if fork.token and self._agents is not None:
+            self._agents.split(parent, fork.turn, fork.token)
+        elif fork.token:
             split(
                 (member.live for member in self._members.values()), parent, fork.turn, fork.token, self.context.encoder
             )
@@ -402,6 +419,8 @@ class GroupScheduler:
         self._order.start(live.path, live.turn)
         if self.states is not None:
             self.states.begin(live)
+        if self._agents is not None:
+            self._agents.begin(live)
         member.task = self._tasks.create_task(self._play(live), name=f"rollout {live.key.text}")
 
     def _stop(self, path: BranchPath) -> None:

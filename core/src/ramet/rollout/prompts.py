@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ramet.config.schema import SystemPrompt
 from ramet.errors import PluginError
 from ramet.plugins import origin
+from ramet.plugins.component_checks import is_agent
 from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.types import Message, Origin, RolloutStep, Segment, SegmentKind, Task, TemplateFormat, ToolSchema
 
@@ -41,7 +42,7 @@ def make_prompt(
     """
     described, who = () if tools_in_template else tuple(tools), f"rollout step {origin(step)}"
     with boundary(who, "rollout_step", on=" in system_prompt"):
-        system = step.system_prompt(described)
+        system = "" if is_agent(step) else step.system_prompt(described)
     if not isinstance(system, str):
         where = defined_at(step, "system_prompt")
         raise PluginError(f"{who}: system_prompt returned {system!r:.80}; return a text, empty for none{where}")

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ramet.config.schema import ToolConfig
 from ramet.plugins import origin
+from ramet.plugins.component_checks import is_agent
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
 from ramet.types.branch import policy_needs
@@ -73,6 +74,12 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
             "component with forks = 'replay'"
             for component in components
             if component.owner.forks == "copy"
+        ]
+        problems += [
+            f"rollout_step: an agent cannot start from prefixes of earlier steps, and {origin(policy)} starts rollouts "
+            "there; choose another branch policy"
+            for component in components
+            if is_agent(component.owner)
         ]
     tools = [component.name for component in components if component.name != ENVIRONMENT]
     if tools and any(component.name == ENVIRONMENT and component.owner.forks == "replay" for component in components):

@@ -25,6 +25,7 @@ from ramet.types import (
     SegmentKind,
     StopReason,
     Task,
+    ThreadStart,
     ToolRecord,
 )
 
@@ -63,9 +64,11 @@ class LiveRollout:
     n_shared: int = 0
     prefix: PrefixSource | None = None  # of a root that began with a stored prefix
     response: str = ""
+    thread_starts: tuple[ThreadStart, ...] = ()
     stop: StopReason | None = None
     answer: str | None = None
     fault: Fault | None = None
+    left_out: str | None = None  # why, if it is on purpose
     ends_at: float | None = None  # when its deadline is, in the event loop's time; None: it has not begun
     finished: bool = False
     sampled: bool = False  # its first tokens are there, or it ended without any
@@ -157,9 +160,11 @@ class LiveRollout:
         """
         before = self.until(turn)
         if turn == (self.fork_turn or 0):
-            before = self._with_segments(max(1, self.n_shared), turn)
+            prompt = sum(segment.kind is SegmentKind.PROMPT for segment in self.segments)
+            before = self._with_segments(max(prompt, self.n_shared), turn)
         self.segments, self.token_ids, self.response = before.segments, before.token_ids, before.response
         self.turns = before.turns
+        self.thread_starts = self.thread_starts[: max(segment.thread for segment in self.segments)]
         self.stop, self.fault, self.answer, self.score = StopReason.PRUNED, None, None, None
 
     def inserted(self, turn: int) -> str:
@@ -201,6 +206,7 @@ class LiveRollout:
             task=task,
             segments=tuple(self.segments),
             stop=self.stop_reason,
+            thread_starts=self.thread_starts,
             answer=self.answer,
             parent=None if self.parent is None else self.parent.key.path,
             fork_turn=self.fork_turn,
@@ -213,7 +219,7 @@ class LiveRollout:
             turn_rewards=tuple(turn.reward for turn in self.turns if turn.info is not None),
             state_keys=tuple(turn.state_key for turn in self.turns[: self._n_named]),
             fault=self.fault,
-            left_out="branch_policy" if self.stop is StopReason.PRUNED else None,
+            left_out="branch_policy" if self.stop is StopReason.PRUNED else self.left_out,
             stats=dict(self.stats),
         )
 

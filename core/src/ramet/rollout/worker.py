@@ -18,8 +18,12 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Engine
 from ramet.errors import raise_all
 from ramet.event_loop import first_error
+from ramet.plugins.component_checks import is_agent
+from ramet.rollout.agents.group import agent_settings
+from ramet.rollout.agents.live import MODEL
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
+from ramet.rollout.gateway.server import Gateway
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.jobs import GroupJob, JobMaker
@@ -97,7 +101,9 @@ class RolloutWorker:
             instruction=instruction,
             takes_prefixes=Need.PREFIXES in policy_needs(branch_policy),
         )
-        self.stateful = (*step_component(step), *tool_components(tools))
+        self._forked = (*step_component(step), *tool_components(tools))
+        self.stateful = tool_components(tools) if is_agent(step) else self._forked
+        self._gateway: Gateway | None = None
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
         self._progress = ProgressCounter()
@@ -131,6 +137,7 @@ class RolloutWorker:
         if request.deadline_s is not None:
             deadline.left()  # the caller's clock is running
         jobs = self.jobs.jobs(request)
+        await self._open_gateway()
 
         def done(group: Group) -> None:
             counts.total -= group.n_unused
@@ -220,10 +227,18 @@ class RolloutWorker:
             versions=share.versions,
             counts=share.counts,
             observer=self._observer,
+            gateway=self._gateway,
         )
 
     def _fork_problems(self, plan: ResolvedPlan) -> list[str]:
-        return fork_problems(self.stateful, self.branch_policy) if plan.branch else []
+        return fork_problems(self._forked, self.branch_policy) if plan.branch else []
+
+    async def _open_gateway(self) -> None:
+        """Open the gateway of an agent, at the first call."""
+        if is_agent(self.step) and self._gateway is None:
+            settings = agent_settings(self.step)
+            gateway = Gateway(host=settings.host, port=settings.port, model=MODEL)
+            self._gateway = await gateway.__aenter__()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of rollouts and tools since the last call."""
@@ -238,6 +253,8 @@ class RolloutWorker:
         return {name: runner.take_stats() for name, runner in self.tools.items()}
 
     async def close(self) -> None:
+        if self._gateway is not None:
+            await self._gateway.__aexit__()
         for runner in self.tools.values():
             await runner.close()
 

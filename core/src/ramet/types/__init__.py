@@ -1,6 +1,6 @@
 """The data that plugins and the core exchange. Standard library only; torch is imported under `TYPE_CHECKING`."""
 
-from ramet.types.agent import Agent, AgentBudget, AgentContext, AgentResult, AgentStatus, GatewayAddress
+from ramet.types.agent import Agent, AgentBudget, AgentContext, AgentResult, AgentSettings, AgentStatus
 from ramet.types.algorithm import (
     AdvantageEstimator,
     AdvantageInputs,
@@ -89,6 +89,7 @@ __all__ = [
     "AgentBudget",
     "AgentContext",
     "AgentResult",
+    "AgentSettings",
     "AgentStatus",
     "Benchmark",
     "BenchmarkInfo",
@@ -107,7 +108,6 @@ __all__ = [
     "Finished",
     "FirstTokens",
     "Fork",
-    "GatewayAddress",
     "Generation",
     "Group",
     "GroupView",

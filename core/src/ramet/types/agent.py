@@ -23,6 +23,22 @@ class AgentStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """How the gateway serves an agent, and what a crash of it means.
+
+    `history`: `keep` continues with the recorded tokens of earlier turns, thoughts that the client left out included;
+    `template` renders each request in full, as the chat template shows earlier turns, which begins a thread where that
+    differs. `on_crash`: `reward` judges the rollout as one without an answer, and its environment reward is 0; `mask`
+    leaves it out of group statistics and loss, so that a policy can avoid bad rewards by crashing its agent.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    history: Literal["keep", "template"] = "keep"
+    on_crash: Literal["reward", "mask"] = "reward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
     """What an agent returns."""
 
@@ -54,6 +70,11 @@ class AgentContext:
     seed: int  # equal in a fork and its root: an agent that draws by it makes equal requests again
 
     @property
+    def session_url(self) -> str:
+        """The address with the key in its path, for clients that cannot set a key; it ends in /v1."""
+        return f"{self.root_url}/s/{self.key}/v1"
+
+    @property
     def root_url(self) -> str:
         """The address as clients of Anthropic take it: they add /v1 themselves."""
         return self.base_url.removesuffix("/v1")
@@ -81,7 +102,7 @@ class Agent(Protocol):
     up to the fork while its requests are equal, so the agent's own tools run again: declaring it says that they may.
     `none`: branch policies that fork are refused.
 
-    Optional members: `gateway` (`GatewayAddress`), where the gateway of this agent listens; the loopback without it.
+    Optional member: `settings` (`AgentSettings`), of the gateway and of crashes.
     """
 
     forks: Literal["replay", "none"]
@@ -91,11 +112,3 @@ class Agent(Protocol):
         of the agent, `AgentStatus.FAILED`. Cancelled at the rollout's deadline.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayAddress:
-    """Where a gateway listens."""
-
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one

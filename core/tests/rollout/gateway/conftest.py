@@ -14,7 +14,7 @@ import pytest
 from ramet.engines.protocol import Completion, Request, Sampling
 from ramet.models.encoder import Encoder
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import AgentSession, SessionLimits
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
 from ramet.testing.chat_templates import chat_encoder
 from ramet.testing.doubles import Reply, ScriptedEngine, tiny_encoder
 from ramet.types import Rollout, StopReason, Task, user_prompt
@@ -51,7 +51,7 @@ class Recorded:
 def rollout_of(session: AgentSession) -> Rollout:
     segments, starts = session.segments()
     task = Task(id="t", prompt=user_prompt("?"))
-    return Rollout(id="0", task=task, segments=segments, thread_starts=starts, stop=StopReason.ANSWER)
+    return Rollout(id="0", task=task, segments=tuple(segments), thread_starts=starts, stop=StopReason.ANSWER)
 
 
 def check_exact(session: AgentSession, engine: Recorded) -> Rollout:
@@ -71,6 +71,10 @@ def check_exact(session: AgentSession, engine: Recorded) -> Rollout:
     return rollout
 
 
+def settings_of(engine: Any, encoder: Encoder, limits: SessionLimits) -> SessionSettings:
+    return SessionSettings(engine=engine, encoder=encoder, limits=limits, sampling=Sampling(max_tokens=1), seed=1)
+
+
 Open = Callable[..., tuple[AgentSession, Recorded]]
 
 
@@ -78,10 +82,7 @@ Open = Callable[..., tuple[AgentSession, Recorded]]
 def opened(encoder: Encoder) -> Open:
     def build(script: Any, limits: SessionLimits = LIMITS, name: str = NAME) -> tuple[AgentSession, Recorded]:
         engine = Recorded(ScriptedEngine(script, encoder))
-        session = AgentSession(
-            name, engine=engine, encoder=encoder, limits=limits, sampling=Sampling(max_tokens=1), seed=1
-        )  # type: ignore[arg-type]
-        return session, engine
+        return AgentSession(name, settings_of(engine, encoder, limits)), engine
 
     return build
 
@@ -139,7 +140,7 @@ async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str =
 
     scripted = ScriptedEngine(by_prompt, encoder)
     engine = Recorded(scripted)
-    session = AgentSession(NAME, engine=engine, encoder=encoder, limits=limits, sampling=Sampling(max_tokens=1), seed=1)  # type: ignore[arg-type]
+    session = AgentSession(NAME, settings_of(engine, encoder, limits))
     async with Gateway() as gateway, ClientSession() as http:
         yield Served(gateway.url, gateway.open(session), session, engine, http)
 

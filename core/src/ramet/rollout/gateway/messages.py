@@ -18,6 +18,7 @@ from ramet.io.json_values import json_fault, too_deep
 from ramet.types import ToolSchema
 
 Role = Literal["system", "user", "assistant", "tool"]
+Digest: TypeAlias = bytes
 Key: TypeAlias = tuple[Any, ...]  # hashable; equal exactly where two messages say the same
 CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they must shorten a conversation
 

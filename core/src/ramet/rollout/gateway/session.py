@@ -14,15 +14,17 @@ import json
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
-from ramet.errors import ConfigError, InfraError
-from ramet.rollout.completion import Versions, completion_problem, sampled_segments
+from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.rollout.completion import Versions, completion_problem, ended_at_stop, sampled_segments
 from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import (
     BadRequest,
+    Digest,
     Said,
     SaidCall,
     TooLong,
@@ -34,12 +36,39 @@ from ramet.rollout.gateway.messages import (
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
-from ramet.types import Insert, Message, Segment, ThreadStart, ToolSchema
+from ramet.types import Insert, Message, Segment, StopReason, ThreadStart, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
-Digest = bytes
+History: TypeAlias = Literal["keep", "template"]
+
+
+class SessionWatch(Protocol):
+    """Receives what happens in a session, in its event loop. Raises nothing."""
+
+    def accepted(self, turn: SessionTurn) -> None:
+        """A request was accepted: its turn begins."""
+        ...
+
+    def first(self, turn: SessionTurn, entropies: Sequence[float]) -> None:
+        """The first tokens of the turn are there."""
+        ...
+
+    def over(self, turn: SessionTurn, completion: Completion | None, seconds: float) -> None:
+        """The turn is complete after so many seconds in the engine; None: it failed."""
+        ...
+
+
+class NoWatch:
+    """The watch of a session that nothing follows."""
+
+    def accepted(self, turn: SessionTurn) -> None: ...
+    def first(self, turn: SessionTurn, entropies: Sequence[float]) -> None: ...
+    def over(self, turn: SessionTurn, completion: Completion | None, seconds: float) -> None: ...
+
+
+QUIET = NoWatch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +77,22 @@ class SessionLimits:
 
     max_turns: int
     max_tokens: int  # of all turns, sampled and inserted; the first request's prompt left out
+    max_tool_calls: int | None = None  # that replies may ask for; None: any number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What all sessions of a group have in common."""
+
+    engine: Engine
+    encoder: Encoder
+    limits: SessionLimits
+    sampling: Sampling  # of every turn, whatever a client asks for; lengths and stops are each turn's
+    seed: int
+    versions: Versions | None = None  # of the weights that may sample; None: any
+    history: History = "keep"  # template: requests are rendered in full, as the chat template shows earlier turns
+    in_order: bool = False  # one turn at a time, in the order in which requests arrive
+    first_tokens: int = 0  # tokens whose entropies are reported while the turn is sampled
 
 
 class AgentSession:
@@ -56,29 +101,48 @@ class AgentSession:
     def __init__(
         self,
         name: str,
+        settings: SessionSettings,
         *,
-        engine: Engine,
-        encoder: Encoder,
-        limits: SessionLimits,
-        sampling: Sampling,
-        seed: int,
-        versions: Versions | None = None,
+        threads: SessionThreads | None = None,
+        watch: SessionWatch = QUIET,
     ) -> None:
-        """`name` is unique within the engine: its requests and caches have it in their names, and seeds derive from it.
-
-        `sampling`: of every turn, whatever a client asks for; lengths and stops are each turn's. `versions`: of the
-        weights that may sample; None: any.
-        """
+        """`name` is unique within the engine: requests and caches have it in their names, and seeds derive from it."""
         self.name = name
-        self.threads = SessionThreads(encoder)
+        self.threads = SessionThreads(settings.encoder) if threads is None else threads
+        self.watch = watch
         self.malformed_calls = 0
         self.kept = KeptResponses()
-        self._engine, self._encoder = engine, encoder
-        self._limits, self._sampling, self._seed, self._versions = limits, sampling, seed, versions
+        self.results: dict[str, tuple[str, float]] = {}  # by call: its result, and when a request first had it
+        self.refused: StopReason | None = None  # the limit that a request met
+        self.failures: dict[Digest, str] = {}  # requests that the engine failed, and that did not succeed later
+        self.broken: ConfigError | PluginError | None = None  # a mistake in the engine, not an outage
+        self.mismatch: str | None = None  # why this fork's requests are not those of the record
+        self._settings, self._engine, self._encoder = settings, settings.engine, settings.encoder
         self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
         self._texts: dict[str, tuple[SessionTurn, int]] = {}  # the same without a chat template, and how many tokens
         self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
+        self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
+        self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
+        self._in_order = asyncio.Lock()
         self._ended = False
+
+    def fork(self, name: str, turn: int, token: int, watch: SessionWatch) -> AgentSession:
+        """A session that answers from this one's record up to `turn`, and samples that turn after `token` tokens.
+
+        Its agent runs again. A request that the record does not have ends the session (`mismatch`).
+        """
+        threads = self.threads.fork(turn, token, self.cache_key)
+        fork = AgentSession(name, self._settings, threads=threads, watch=watch)
+        fork._recorded = [earlier for earlier in threads.turns[:turn] if earlier.reply is not None]
+        fork._fork_turn = threads.turns[turn]
+        fork._known = {digest: known for digest, known in self._known.items() if known.number < turn}
+        fork._texts = {text: known for text, known in self._texts.items() if known[0].number < turn}
+        return fork
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether it is a fork whose agent has not come to its fork point yet."""
+        return self._fork_turn is not None
 
     async def reply(self, request: TurnRequest, *, name: str = "", again: bool = False) -> TurnReply:
         """Sample the next message. `again`: the request repeats the one with this `name`, if there was one, and gets
@@ -101,16 +165,30 @@ class AgentSession:
         self._check_open()
         return len(self._prompt(in_call_order(request)))
 
-    def segments(self) -> tuple[tuple[Segment, ...], tuple[ThreadStart, ...]]:
+    def segments(self) -> tuple[list[Segment], tuple[ThreadStart, ...]]:
         """The segments of the rollout so far in order of turns, and how threads 1, 2, … began."""
         return self.threads.segments()
 
     def end(self) -> None:
-        """Refuse further requests, and let the engine forget the session."""
+        """Refuse further requests."""
         self._ended = True
         for running in self._replies.values():
             running.cancel()
-        self._engine.release([self._cache_key(thread.number) for thread in self.threads.threads])
+
+    async def drain(self) -> None:
+        """Refuse further requests, and wait until none is being answered."""
+        self.end()
+        running = [reply for reply in self._replies.values() if not reply.done()]
+        if running:
+            await asyncio.wait(running)
+
+    def cache_keys(self) -> list[str]:
+        """The names by which the engine may keep the session's threads."""
+        return [self.cache_key(thread.number) for thread in self.threads.threads]
+
+    def cache_key(self, thread: int) -> str:
+        """The engine's name for a thread; the first has the session's own."""
+        return f"{self.name}#{thread}" if thread else self.name
 
     def _check_open(self) -> None:
         if self._ended:
@@ -119,36 +197,86 @@ class AgentSession:
     async def _reply(self, request: TurnRequest) -> TurnReply:
         self._check_open()
         request = in_call_order(request)
-        prompt = self._prompt(request)
-        max_tokens = self._room(prompt, request)
-        turn = self.threads.begin(prompt, request.asked)
+        digest = self._digest(request)
+        now = time.monotonic()
+        for said in request.messages:
+            if said.role == "tool":
+                self.results.setdefault(said.call_id, (said.text, now))
+        if self._fork_turn is not None and (recorded := self._replayed(digest)) is not None:
+            return replace(recorded, model=request.model)
+        async with self._in_order if self._settings.in_order else nullcontext():
+            return await self._sampled(request, digest)
+
+    def _replayed(self, digest: Digest) -> TurnReply | None:
+        """The recorded reply to an equal request; None for the request of the fork turn.
+
+        Raises `BadRequest`, and ends the session, for a request that the record does not have.
+        """
+        assert self._fork_turn is not None
+        for number, turn in enumerate(self._recorded):
+            if turn.request == digest:
+                del self._recorded[number]
+                return turn.reply
+        if digest == self._fork_turn.request:
+            return None
+        number = self._recorded[0].number if self._recorded else self._fork_turn.number
+        self.mismatch = f"run again, the agent made another request in turn {number} than the one that is recorded"
+        self._ended = True
+        raise BadRequest(self.mismatch, status=409, code="replay_mismatch")
+
+    async def _sampled(self, request: TurnRequest, digest: Digest) -> TurnReply:
+        self._check_open()
+        turn, self._fork_turn = self._fork_turn, None
+        if turn is None:
+            prompt = self._prompt(request)
+            max_tokens = self._room(len(self.threads.turns), len(prompt), self.threads.n_inserted(prompt), request)
+            turn = self.threads.begin(prompt, digest, request.asked)
+        else:
+            max_tokens = self._room(turn.number, turn.n_prompt + turn.n_given, 0, request, turn.n_given)
+            self.threads.threads[turn.thread].busy = True
+        self.watch.accepted(turn)
         segments: Sequence[Segment] = ()
+        completion, started = None, time.perf_counter()
+        shared = "".join(segment.text for segment in turn.given)
         try:
-            completion = await self._complete(turn, prompt, max_tokens, request.stop)
-            ids = completion.token_ids
-            ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in self._encoder.eos_ids
-            text = self._encoder.decode(ids[:-1] if ended else ids)
-            segments = list(sampled_segments(completion, turn.number, text, self._encoder))
+            completion = await self._complete(turn, max_tokens, request.stop)
+            if shared:
+                completion = ended_at_stop(completion, shared, request.stop, self._encoder)
+            text, ended = self._text(turn, completion)
+            segments = list(sampled_segments(completion, turn.number, text[len(shared) :], self._encoder))
+            self.failures.pop(digest, None)
+            turn.reply = reply = self._read(request, turn, completion, text)
+        except Exception as error:
+            self.failures[digest] = str(error)
+            raise
         finally:
             self.threads.end(turn, segments)
-        reply = self._read(request, turn, completion, text)
+            self.watch.over(turn, completion, time.perf_counter() - started)
         if request.prompt is None:
-            self._known[self._digests(request.tools, [*request.messages, reply.said])[-1]] = turn
+            self._known[_and_then(digest, reply.said)] = turn
         else:
             self._texts[request.prompt + text] = turn, turn.end - ended
         return reply
+
+    def _text(self, turn: SessionTurn, completion: Completion) -> tuple[str, bool]:
+        """The turn's text, what a fork began with included, and whether an end of sequence was sampled after it."""
+        ids = completion.token_ids
+        ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in self._encoder.eos_ids
+        given = array("i", [i for segment in turn.given for i in segment.token_ids])
+        return self._encoder.decode(given + (ids[:-1] if ended else ids)), ended
 
     def _prompt(self, request: TurnRequest) -> array[int]:
         """The ids in front of the reply. Raises `BadRequest` for messages that the chat template does not take."""
         if request.prompt is not None:
             return self._continued(request.prompt)
-        messages = request.messages
-        digests = self._digests(request.tools, messages)
-        known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
+        messages, known = request.messages, 0
+        if self._settings.history == "keep":
+            digests = self._digests(request.tools, messages)
+            known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
         rest = messages[known:]
         if known and all(said.role != "assistant" for said in rest):
             turn = self._known[digests[known]]
-            path = turn.thread.path[: turn.end]
+            path = self.threads.threads[turn.thread].path[: turn.end]
             if (parts := self._suffix(rest, path)) is not None:
                 for part in parts:
                     path.extend(self._encoder.insert(part))
@@ -177,7 +305,7 @@ class AgentSession:
         if not known:
             return rest
         turn, n_tokens = self._texts[known]
-        return turn.thread.path[:n_tokens] + rest
+        return self.threads.threads[turn.thread].path[:n_tokens] + rest
 
     def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
         """The template's text for what follows a reply; None for roles that it takes only after all messages."""
@@ -193,56 +321,74 @@ class AgentSession:
         calls = [{"name": call.name, "arguments": call.parsed} for call in said.calls]
         return Message(role=said.role, content=self._encoder.template.reply(said.text, calls))
 
+    def _digest(self, request: TurnRequest) -> Digest:
+        """Equal for requests that ask for the same: by messages and tools, or by the text to continue."""
+        if request.prompt is not None:
+            return hashlib.blake2b(f"prompt:{request.prompt}".encode("utf-8", "replace")).digest()
+        return self._digests(request.tools, request.messages)[-1]
+
     def _digests(self, tools: Sequence[ToolSchema], messages: Sequence[Said]) -> list[Digest]:
         """One for each beginning of the conversation, the empty one first; tools are part of all."""
         digests = [hashlib.blake2b(repr([tool.function for tool in tools]).encode("utf-8", "replace")).digest()]
         for said in messages:
-            text = repr(said.key).encode("utf-8", "replace")
-            digests.append(hashlib.blake2b(digests[-1] + text).digest())
+            digests.append(_and_then(digests[-1], said))
         return digests
 
-    def _room(self, prompt: array[int], request: TurnRequest) -> int:
-        """Tokens that may be sampled. Raises `BadRequest` in the form by which clients know that a limit is reached."""
-        limits = self._limits
-        if len(self.threads.turns) >= limits.max_turns:
-            raise TooLong(f"the limit of {limits.max_turns} turns is reached", n_tokens=len(prompt), most=0)
-        most = self._engine.info.max_tokens
-        used = self.threads.n_tokens + self.threads.n_inserted(prompt)
-        of_model, of_session = most - len(prompt), limits.max_tokens - used
-        if of_model < 1:
-            what = f"maximum context length is {most} tokens: these messages have {len(prompt)} tokens"
-            raise TooLong(what, n_tokens=len(prompt), most=most - 1)
-        if of_session < 1:
-            what = f"maximum context length is {limits.max_tokens} tokens: this session has used all its tokens"
-            raise TooLong(what, n_tokens=len(prompt), most=0)
-        room = min(of_model, of_session)
-        return room if request.max_tokens is None else min(room, request.max_tokens)
+    def _room(self, n_turns: int, n_prompt: int, n_inserted: int, request: TurnRequest, n_given: int = 0) -> int:
+        """Tokens that may be sampled; of a fork, after the `n_given` that it begins with.
 
-    async def _complete(
-        self, turn: SessionTurn, prompt: array[int], max_tokens: int, stop: tuple[str, ...]
-    ) -> Completion:
-        thread = turn.thread
+        Raises `BadRequest` in the form by which clients know that a limit is reached.
+        """
+        limits = self._settings.limits
+        calls = [call for turn in self.threads.turns if turn.reply is not None for call in turn.reply.calls]
+        if limits.max_tool_calls is not None and len(calls) > limits.max_tool_calls:
+            raise self._refuse(StopReason.CALL_LIMIT, f"the limit of {limits.max_tool_calls} tool calls", n_prompt)
+        if n_turns >= limits.max_turns:
+            raise self._refuse(StopReason.TURN_LIMIT, f"the limit of {limits.max_turns} turns", n_prompt)
+        most = self._engine.info.max_tokens
+        of_model, of_session = most - n_prompt, limits.max_tokens - self.threads.n_tokens - n_inserted
+        if of_model < 1:
+            self.refused = StopReason.LENGTH
+            what = f"maximum context length is {most} tokens: these messages have {n_prompt} tokens"
+            raise TooLong(what, n_tokens=n_prompt, most=most - 1)
+        if of_session < 1:
+            self.refused = StopReason.LENGTH
+            what = f"maximum context length is {limits.max_tokens} tokens: this session has used all its tokens"
+            raise TooLong(what, n_tokens=n_prompt, most=0)
+        room = min(of_model, of_session)
+        return room if request.max_tokens is None else min(room, max(1, request.max_tokens - n_given))
+
+    def _refuse(self, stop: StopReason, limit: str, n_prompt: int) -> TooLong:
+        self.refused = stop
+        return TooLong(f"{limit} is reached", n_tokens=n_prompt, most=0)
+
+    async def _complete(self, turn: SessionTurn, max_tokens: int, stop: tuple[str, ...]) -> Completion:
+        thread, settings = self.threads.threads[turn.thread], self._settings
+        parent = "" if thread.parent is None else self.cache_key(thread.parent.number)
         request = Request(
             id=f"{self.name}/{turn.number}",
-            token_ids=prompt,
-            sampling=replace(self._sampling, max_tokens=max_tokens, stop=stop, stop_token_ids=self._encoder.eos_ids),
-            seed=stable_seed("gateway", self._seed, self.name, turn.number),
-            cache_key=self._cache_key(thread.number),
-            fork_of="" if thread.parent is None else self._cache_key(thread.parent.number),
+            token_ids=array("i", thread.path),
+            sampling=replace(settings.sampling, max_tokens=max_tokens, stop=stop, stop_token_ids=self._encoder.eos_ids),
+            seed=stable_seed("gateway", settings.seed, self.name, turn.number),
+            cache_key=self.cache_key(thread.number),
+            fork_of=thread.cache_of or parent,
+            first_tokens=settings.first_tokens,
         )
         try:
-            completion = await self._engine.generate(request)
+            completion = await self._engine.generate(request, lambda first: self.watch.first(turn, first.entropies))
         except asyncio.CancelledError:
             self._engine.abort(request.id)
             raise
+        except (ConfigError, PluginError) as error:
+            self.broken = error
+            raise
+        except Exception as error:  # whatever an engine raises, one request failed and the others continue
+            raise InfraError(f"{type(error).__name__}: {error}") from error
         if completion.finish is FinishReason.ABORT:
             raise InfraError(f"request {request.id!r} was aborted")
-        if (problem := completion_problem(completion, self._versions)) is not None:
+        if (problem := completion_problem(completion, settings.versions)) is not None:
             raise InfraError(f"request {request.id!r} was answered with what cannot be used: {problem}")
         return completion
-
-    def _cache_key(self, thread: int) -> str:
-        return f"{self.name}#{thread}"
 
     def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> TurnReply:
         """The reply as a client gets it: thoughts, text and calls apart. Malformed calls stay in the text."""
@@ -264,7 +410,7 @@ class AgentSession:
             finish="length" if completion.finish is FinishReason.LENGTH else "calls" if calls else "stop",
             stop=stop,
             prompt_tokens=turn.n_prompt,
-            sampled_tokens=len(completion.token_ids),
+            sampled_tokens=turn.n_given + len(completion.token_ids),
             cached_tokens=completion.cached_tokens,
         )
 
@@ -280,3 +426,8 @@ class AgentSession:
             else:
                 self.malformed_calls += 1
         return text + message[done:], calls
+
+
+def _and_then(digest: Digest, said: Said) -> Digest:
+    """The digest of a conversation that continues with this message."""
+    return hashlib.blake2b(digest + repr(said.key).encode("utf-8", "replace")).digest()

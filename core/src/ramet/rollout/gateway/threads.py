@@ -8,10 +8,11 @@ stays as it is.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ramet.rollout.gateway.messages import Digest, TurnReply
 from ramet.rollout.tree import segment_halves
 from ramet.types import Origin, Segment, SegmentKind, ThreadStart
 
@@ -27,23 +28,44 @@ class SessionThread:
     parent: SessionThread | None
     n_shared: int
     path: array[int]
+    cache_of: str = ""  # of a fork's thread: where the engine keeps its parent's
     busy: bool = False  # a turn is being sampled
 
 
 @dataclass(slots=True, eq=False)
 class SessionTurn:
-    """One request and what was sampled for it. `number` counts all of the session, in the order of acceptance."""
+    """One request and what was sampled for it. `number` counts all of the session, in the order of acceptance.
+
+    Forks of a session have the very turns that they share, and of the turn in which they begin a copy.
+    """
 
     number: int
-    thread: SessionThread
+    thread: int
     n_prompt: int  # tokens in front of the sampled ones
+    request: Digest  # equal in requests that ask for the same
     asked: Mapping[str, Any]  # the sampling that the client asked for
     segments: list[Segment] = field(default_factory=list)  # what the request added to the thread, then what was sampled
+    n_given: int = 0  # sampled tokens at its beginning that are another rollout's (a fork in the middle of a turn)
+    reply: TurnReply | None = None  # None: it is being sampled, or failed
+    is_over: bool = False
 
     @property
     def end(self) -> int:
         """Tokens of the thread's path up to the end of this turn."""
         return self.n_prompt + sum(len(segment) for segment in self.segments if segment.is_sampled)
+
+    @property
+    def given(self) -> list[Segment]:
+        """The segments of the first `n_given` sampled tokens."""
+        return list(first_tokens((s for s in self.segments if s.is_sampled), self.n_given))
+
+
+@dataclass(slots=True, eq=False)
+class SessionFamily:
+    """The sessions of a group's rollouts, which may share turns and segments."""
+
+    sessions: list[SessionThreads] = field(default_factory=list)
+    n_cuts: int = 0  # segments that were cut in two
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +73,12 @@ class SessionThreads:
     """All threads and turns of a session."""
 
     encoder: Encoder
+    family: SessionFamily = field(default_factory=SessionFamily)
     threads: list[SessionThread] = field(default_factory=list)
     turns: list[SessionTurn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.family.sessions.append(self)
 
     @property
     def n_tokens(self) -> int:
@@ -64,16 +90,18 @@ class SessionThreads:
         """Tokens that a request with this prompt would add to its thread; none of the first, the prompt, is counted."""
         return len(prompt) - self._longest(prompt)[1] if self.turns else 0
 
-    def begin(self, prompt: array[int], asked: Mapping[str, Any]) -> SessionTurn:
+    def begin(self, prompt: array[int], request: Digest, asked: Mapping[str, Any]) -> SessionTurn:
         """Accept a request whose complete prompt has these tokens."""
         thread, common = self._longest(prompt)
         if thread is None or thread.busy or common < len(thread.path):
             thread = self._split_off(thread, common, prompt)
-        turn = SessionTurn(len(self.turns), thread, len(prompt), asked)
+        turn = SessionTurn(len(self.turns), thread.number, len(prompt), request, asked)
         if inserted := prompt[common:]:
             kind = SegmentKind.MESSAGES if self.turns else SegmentKind.PROMPT
-            text = self.encoder.decode(inserted)
-            turn.segments.append(_segment(turn, kind=kind, text=text, token_ids=inserted))
+            turn.segments += [] if self.turns else self._shared_prompt(prompt)
+            if not turn.segments:
+                text = self.encoder.decode(inserted)
+                turn.segments.append(_segment(turn, kind=kind, text=text, token_ids=inserted))
             thread.path.extend(inserted)
         thread.busy = True
         self.turns.append(turn)
@@ -81,15 +109,40 @@ class SessionThreads:
 
     def end(self, turn: SessionTurn, sampled: Sequence[Segment]) -> None:
         """Add what was sampled in the turn; nothing if the request failed."""
+        thread = self.threads[turn.thread]
         for segment in sampled:
-            turn.segments.append(replace(segment, turn=turn.number, thread=turn.thread.number))
-            turn.thread.path.extend(segment.token_ids)
-        turn.thread.busy = False
+            turn.segments.append(replace(segment, turn=turn.number, thread=turn.thread))
+            thread.path.extend(segment.token_ids)
+        thread.busy, turn.is_over = False, True
 
-    def segments(self) -> tuple[tuple[Segment, ...], tuple[ThreadStart, ...]]:
-        """The segments of the rollout in order of turns, and how threads 1, 2, … began."""
-        starts = tuple(self._start(thread) for thread in self.threads[1:])
-        return tuple(segment for turn in self.turns for segment in turn.segments), starts
+    def fork(self, number: int, token: int, cache_key: Callable[[int], str]) -> SessionThreads:
+        """The threads as they are in turn `number`, after `token` of its sampled tokens: there a segment ends.
+
+        Earlier turns are the same objects. `cache_key`: of a thread's number, where the engine has it.
+        """
+        turn = self.turns[number]
+        own = replace(turn, segments=[s for s in turn.segments if not s.is_sampled], reply=None, is_over=False)
+        own.segments += first_tokens((s for s in turn.segments if s.is_sampled), token)
+        own.n_given = token
+        fork = SessionThreads(self.encoder, self.family, turns=[*self.turns[:number], own])
+        ends = {turn.thread: turn.end for turn in fork.turns}
+        for thread in self.threads[: len(ends)]:
+            parent = None if thread.parent is None else fork.threads[thread.parent.number]
+            path, key = thread.path[: ends[thread.number]], cache_key(thread.number)
+            fork.threads.append(SessionThread(thread.number, parent, thread.n_shared, path, cache_of=key))
+        return fork
+
+    def split(self, number: int, token: int) -> None:
+        """Let a segment end after the first `token` sampled tokens of a turn."""
+        turn = self.turns[number]
+        self._cut(turn, token + sum(len(s) for s in turn.segments if not s.is_sampled))
+
+    def segments(self, n_turns: int | None = None) -> tuple[list[Segment], tuple[ThreadStart, ...]]:
+        """The segments of the first turns in their order, of all by default, and how threads 1, 2, … began."""
+        turns = self.turns[:n_turns]
+        n_threads = 1 + max((turn.thread for turn in turns), default=0)
+        starts = tuple(self._start(thread) for thread in self.threads[1:n_threads])
+        return [segment for turn in turns for segment in turn.segments], starts
 
     def _longest(self, prompt: array[int]) -> tuple[SessionThread | None, int]:
         """The thread that the prompt continues: the longest of those that it begins with and that are not busy.
@@ -109,15 +162,33 @@ class SessionThreads:
         self.threads.append(thread)
         done = 0 if parent is None else parent.n_shared
         for turn in self._turns_of(parent):
-            for number, segment in enumerate(turn.segments):
-                if done < common < done + len(segment):
-                    turn.segments[number : number + 1] = segment_halves(segment, common - done, self.encoder)
-                    return thread
-                done += len(segment)
+            if done < common:
+                self._cut(turn, common - done)
+            done += sum(map(len, turn.segments))
         return thread
 
+    def _cut(self, turn: SessionTurn, at: int) -> None:
+        """Let a segment end after the first `at` tokens of a turn, in all sessions that share it."""
+        for segment in turn.segments:
+            if 0 < at < len(segment):
+                halves = segment_halves(segment, at, self.encoder)
+                self.family.n_cuts += 1
+                for shared in {id(turn): turn for session in self.family.sessions for turn in session.turns}.values():
+                    if (number := _place(shared.segments, segment)) is not None:
+                        shared.segments[number : number + 1] = halves
+                return
+            at -= len(segment)
+
+    def _shared_prompt(self, prompt: array[int]) -> list[Segment]:
+        """The segments of an equal prompt of another rollout of the group: it is stored and trained on once."""
+        for session in self.family.sessions:
+            first = [s for s in session.turns[0].segments if not s.is_sampled] if session.turns else []
+            if sum(map(len, first)) == len(prompt) and array("i", [i for s in first for i in s.token_ids]) == prompt:
+                return first
+        return []
+
     def _turns_of(self, thread: SessionThread | None) -> Iterator[SessionTurn]:
-        return (turn for turn in self.turns if turn.thread is thread)
+        return (turn for turn in self.turns if thread is not None and turn.thread == thread.number)
 
     def _start(self, thread: SessionThread) -> ThreadStart:
         parent = thread.parent
@@ -136,10 +207,24 @@ def _segment(turn: SessionTurn, *, kind: SegmentKind, text: str, token_ids: arra
         origin=Origin.INSERTED,
         kind=kind,
         turn=turn.number,
-        thread=turn.thread.number,
+        thread=turn.thread,
         text=text,
         token_ids=token_ids,
     )
+
+
+def first_tokens(segments: Iterable[Segment], n_tokens: int) -> Iterator[Segment]:
+    """The first segments, which have `n_tokens` together."""
+    for segment in segments:
+        if n_tokens <= 0:
+            return
+        yield segment
+        n_tokens -= len(segment)
+
+
+def _place(segments: Sequence[Segment], segment: Segment) -> int | None:
+    """Where this very segment is."""
+    return next((number for number, other in enumerate(segments) if other is segment), None)
 
 
 def common_prefix(first: array[int], other: array[int]) -> int:

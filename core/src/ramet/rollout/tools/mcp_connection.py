@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import importlib
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.event_loop import is_cancelled
-from ramet.processes import ProcessReaper
+from ramet.processes import own_reaper
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp_lines import ENCODING, MAX_LINE, UNREADABLE, bound, unread, without_output_schemas
 
@@ -165,7 +164,7 @@ class McpConnection:
         if config.url is None:
             mcp, stdio = (importlib.import_module(name) for name in ("mcp", "mcp.client.stdio"))
             program, *arguments = config.command
-            env = config.env | _servers_reaper().tag()
+            env = config.env | own_reaper().tag()
             server = mcp.StdioServerParameters(
                 command=program,
                 args=arguments,
@@ -205,26 +204,6 @@ class McpConnection:
                 yield receive, write
             finally:
                 group.cancel_scope.cancel()
-
-
-_reapers: dict[int, ProcessReaper] = {}  # by process: a fork must not end its parent's servers
-
-
-def _servers_reaper() -> ProcessReaper:
-    """Ends the servers of this process, and what they started, once it has ended: one may ignore the end of its input.
-
-    They are ended 3 s after a process that was killed, and at once where it comes to its own end.
-    """
-    pid = os.getpid()
-    if pid not in _reapers:
-        _reapers[pid] = ProcessReaper()
-        atexit.register(_reap, pid)
-    return _reapers[pid]
-
-
-def _reap(pid: int) -> None:
-    if pid == os.getpid():
-        _reapers[pid].reap()
 
 
 def _reason(error: BaseException) -> str:

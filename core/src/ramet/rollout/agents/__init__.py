@@ -1,0 +1,1 @@
+"""Rollouts whose turns an agent asks for, and the agents that are built in."""

@@ -1,0 +1,178 @@
+"""The agent `command`: a program in any language, started once for each rollout.
+
+It finds the policy by environment variables (`AgentContext.environ`), and the task as JSON in the file `RAMET_TASK`:
+`id`, `question`, `prompt`, `data_source`, `metadata`; gold answers are not in it. It may write
+`{"answer", "reward", "info", "status"}` to the file `RAMET_RESULT`; otherwise its standard output is the answer. Exit
+code 0 is `done`, 75 an outage (`EX_TEMPFAIL`; the rollout is masked), any other a crash of the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from ramet.errors import ConfigError, InfraError, RametError
+from ramet.io.json_values import json_fault, too_deep
+from ramet.processes import kill_tagged, own_reaper
+from ramet.rollout.config import CommandConfig
+from ramet.types import AgentContext, AgentResult, AgentStatus, Task
+
+KEY = "rollout_step.params"
+OUTAGE = 75  # EX_TEMPFAIL of sysexits.h
+MOST_OUTPUT = 1 << 20  # bytes of standard output and of the result
+SHOWN_ERROR = 2000  # characters of standard error in messages
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SHELL", "TERM")
+RESULT_KEYS = ("answer", "reward", "info", "status")
+
+
+class ProgramFailed(RametError):
+    """The program crashed, ran out of time, or wrote a result that cannot be read: the policy's doing."""
+
+
+class CommandAgent:
+    """Runs a program, and kills it with its children at the end of the rollout."""
+
+    def __init__(self, config: CommandConfig) -> None:
+        """Raises `ConfigError` for a program or a folder that is not there."""
+        self.forks = cast(Literal["replay", "none"], config.forks)
+        self.settings = config.settings
+        self._config = config
+        if not config.argv:
+            raise ConfigError(f"{KEY}.argv=[]: give a program and its arguments, as in argv=[python,agent.py]")
+        if config.folder is not None and not Path(config.folder).is_dir():
+            raise ConfigError(f"{KEY}.folder={config.folder}: there is no such folder")
+        path = config.env.get("PATH", os.environ.get("PATH"))
+        if "{" not in config.argv[0] and shutil.which(config.argv[0], path=path) is None:
+            raise ConfigError(f"{KEY}.argv: no program {config.argv[0]!r} (PATH={path})")
+
+    async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
+        task_file, result_file = ctx.folder / ".ramet_task.json", ctx.folder / ".ramet_result.json"
+        task_file.write_text(json.dumps(task_fields(task), ensure_ascii=False), encoding="utf-8")
+        values = {
+            "question": task.question,
+            "task": str(task_file),
+            "result": str(result_file),
+            "folder": str(ctx.folder),
+            "base_url": ctx.base_url,
+            "key": ctx.key,
+            "model": ctx.model,
+        }
+        passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        files = {"RAMET_TASK": str(task_file), "RAMET_RESULT": str(result_file), "RAMET_FOLDER": str(ctx.folder)}
+        code, out, said = await self._program(
+            [filled(argument, values) for argument in self._config.argv],
+            passed_on | ctx.environ() | files | self._config.env | own_reaper().tag(),
+            self._config.folder or str(ctx.folder),
+            f"RAMET_KEY={ctx.key}",
+        )
+        if code == OUTAGE:
+            raise InfraError(f"the program reported an outage (exit code {OUTAGE}): {said}")
+        if code != 0:
+            raise ProgramFailed(f"the program ended with exit code {code}: {said}")
+        return read_result(result_file, out)
+
+    async def _program(self, argv: list[str], env: dict[str, str], folder: str, tag: str) -> tuple[int, str, str]:
+        """Exit code, standard output and the end of standard error. Nothing of the program runs afterwards."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=env,
+                cwd=folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InfraError(f"the program {argv[0]!r} cannot be started: {error}") from error
+        assert process.stdout is not None and process.stderr is not None
+        reading = asyncio.gather(_first(process.stdout, MOST_OUTPUT), _last(process.stderr, SHOWN_ERROR))
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                await process.wait()
+        except TimeoutError:
+            raise ProgramFailed(f"the program did not end within {KEY}.timeout_s={self._config.timeout_s:g}") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(asyncio.to_thread(kill_tagged, tag))
+            await asyncio.shield(process.wait())
+            out, said = await asyncio.shield(reading)
+        assert process.returncode is not None
+        return process.returncode, out, said
+
+
+def task_fields(task: Task) -> dict[str, Any]:
+    """The task as an agent outside this process gets it: without gold answers."""
+    return {
+        "id": task.id,
+        "question": task.question,
+        "prompt": [{"role": message.role, "content": message.content} for message in task.prompt],
+        "data_source": task.data_source,
+        "metadata": dict(task.metadata),
+    }
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with `{name}` replaced; other braces stay."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def read_result(file: Path, out: str) -> AgentResult:
+    """The result that a program wrote. Raises `ProgramFailed` for one that cannot be read, `InfraError` for an outage
+    that it reports.
+    """
+    if not file.is_file():
+        return AgentResult(answer=out.strip() or None)
+    raw = file.read_bytes()[: MOST_OUTPUT + 1]
+    if len(raw) > MOST_OUTPUT:
+        raise ProgramFailed(f"the result has more than {MOST_OUTPUT >> 20} MiB")
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ProgramFailed(f"the result is not JSON: {error}") from error
+    return result_of(fields)
+
+
+def result_of(fields: Any) -> AgentResult:
+    """The result from JSON. Raises as `read_result`."""
+    allowed = ", ".join(RESULT_KEYS)
+    if not isinstance(fields, dict) or too_deep(fields) or json_fault(fields) is not None:
+        raise ProgramFailed(f"the result is {fields!r:.80}; write a JSON object with some of {allowed}")
+    if unknown := sorted(fields.keys() - set(RESULT_KEYS)):
+        raise ProgramFailed(f"the result has unknown keys: {', '.join(unknown)}; allowed: {allowed}")
+    answer, reward = fields.get("answer"), fields.get("reward")
+    info, status = fields.get("info") or {}, fields.get("status", "done")
+    if status == "infra":
+        raise InfraError(f"the agent reported an outage: {info}")
+    if status not in list(AgentStatus):
+        raise ProgramFailed(f"status of the result is {status!r:.80}; allowed: done, failed, infra")
+    if not isinstance(answer, str | None) or not isinstance(info, dict):
+        raise ProgramFailed("answer of the result must be a text or null, and info an object")
+    if isinstance(reward, bool) or not isinstance(reward, int | float | None):
+        raise ProgramFailed(f"reward of the result is {reward!r:.80}; give a number or null")
+    return AgentResult(answer=answer, reward=reward, info=info, status=AgentStatus(status))
+
+
+async def _first(stream: asyncio.StreamReader, most: int) -> str:
+    """The first bytes as text; the rest is read and dropped, so that the program does not wait."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        kept += chunk[: max(0, most - len(kept))]
+    return kept.decode("utf-8", "replace")
+
+
+async def _last(stream: asyncio.StreamReader, most: int) -> str:
+    kept = b""
+    while chunk := await stream.read(1 << 16):
+        kept = (kept + chunk)[-4 * most :]
+    return kept.decode("utf-8", "replace")[-most:].strip()

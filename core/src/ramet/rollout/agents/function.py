@@ -1,0 +1,57 @@
+"""The agent `function`: a coroutine function of the user's, in the process of the rollout worker."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from ramet.errors import ConfigError, PluginError
+from ramet.plugins.plugin_code import raised_at
+from ramet.rollout.config import FunctionConfig
+from ramet.types import AgentContext, AgentResult, Task
+
+KEY = "rollout_step.params.function"
+
+
+class FunctionAgent:
+    """Calls `await function(task, ctx)`. It returns an `AgentResult`, or the answer as a text, or None for none."""
+
+    def __init__(self, config: FunctionConfig) -> None:
+        """Raises `ConfigError` for a function that cannot be found or is no coroutine function."""
+        self.forks = cast(Literal["replay", "none"], config.forks)
+        self.settings = config.settings
+        self.name, self._function = config.function, _found(config.function)
+
+    async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
+        result = await self._function(task, ctx)
+        if result is None or isinstance(result, str):
+            return AgentResult(answer=result)
+        if not isinstance(result, AgentResult):
+            raise PluginError(
+                f"{KEY}={self.name} returned {result!r:.80}; return an AgentResult, the answer as a text, or None"
+            )
+        return result
+
+
+def _found(text: str) -> Callable[..., Any]:
+    module_name, _, name = text.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ConfigError(f"{KEY}={text!r}: give a coroutine function as module:name, such as my_agent:run")
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        function = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:
+        what = f"cannot be imported: {type(error).__name__}: {error}{raised_at(error)}"
+        raise ConfigError(f"{KEY}={text}: {what} (working directory: {folder})") from error
+    if not inspect.iscoroutinefunction(function):
+        found = "there is no such function" if function is None else f"it is {function!r:.80}"
+        raise ConfigError(
+            f"{KEY}={text}: {found}; define it with `async def {name}(task, ctx)`. A program that blocks runs with "
+            "rollout_step=command"
+        )
+    return cast(Callable[..., Any], function)

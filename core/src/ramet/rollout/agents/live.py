@@ -1,0 +1,248 @@
+"""One rollout whose turns an agent asks for.
+
+Its session has the turns; the live rollout shows them to the scheduler: complete ones, in the order in which their
+requests were accepted. Turns that overlap (parallel sub-agents) are shown one after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.io import repeats
+from ramet.plugins import origin
+from ramet.plugins.plugin_code import defined_at, raised_at
+from ramet.rollout.branching.events import Phase
+from ramet.rollout.faults import RolloutFailed, StateFailed
+from ramet.rollout.gateway.threads import SessionTurn
+from ramet.rollout.keys import stable_seed
+from ramet.rollout.turn import Report, add_metrics
+from ramet.types import (
+    Agent,
+    AgentBudget,
+    AgentContext,
+    AgentResult,
+    AgentSettings,
+    AgentStatus,
+    CallStatus,
+    Generation,
+    SegmentKind,
+    StopReason,
+    ToolRecord,
+)
+
+if TYPE_CHECKING:
+    from ramet.engines.protocol import Completion
+    from ramet.rollout.gateway.server import Gateway
+    from ramet.rollout.gateway.session import AgentSession
+    from ramet.rollout.group_context import GroupContext
+    from ramet.rollout.tree import LiveRollout
+
+logger = logging.getLogger(__name__)
+STATE = "agent"  # in faults; those of a replay are `state:agent`
+MODEL = "policy"  # the name under which agents find it
+
+
+class AgentRollout:
+    """`SessionWatch`: keeps a live rollout equal to its session, and reports each turn once."""
+
+    session: AgentSession  # set before anything else is called
+
+    def __init__(
+        self, live: LiveRollout, context: GroupContext, report: Report, refresh_group: Callable[[], None]
+    ) -> None:
+        self.live = live
+        self._context, self._report, self._refresh_group = context, report, refresh_group
+        self._firsts: dict[int, tuple[float, ...]] = {}  # by turn: the entropies of its first tokens
+        self._n_reported = live.turn  # turns whose first tokens were reported
+        self._replied_at: dict[int, float] = {}  # by turn
+        self._began = 0.0
+
+    async def run(self, gateway: Gateway, settings: AgentSettings, seconds: float) -> None:
+        """Run the agent to its end, which `seconds` from now a deadline is.
+
+        Raises `RolloutFailed` for what masks the rollout: engine and gateway, an outage that the agent reports, a
+        replay whose requests differ. A crash of the agent is the policy's doing.
+        """
+        key, self._began = gateway.open(self.session), time.monotonic()
+        try:
+            with TemporaryDirectory(prefix="ramet-agent-", ignore_cleanup_errors=True) as folder:
+                result, error = await self._run_agent(self._agent_context(gateway.url, key, Path(folder), seconds))
+            await self.session.drain()
+        finally:
+            gateway.close(key)
+        self._check(error)
+        if error is not None and self.session.refused is None:  # otherwise it ended because of the limit
+            message = f"raised {type(error).__name__}: {error}{raised_at(error)}"
+            repeats.warn(logger, "agents crashed", "rollout %s: the agent %s", self.live.key, message)
+            result = AgentResult(info={"error": message}, status=AgentStatus.FAILED)
+        self._finish(result, settings)
+
+    def _agent_context(self, url: str, key: str, folder: Path, seconds: float) -> AgentContext:
+        context, root = self._context, self.live.root.key
+        config = context.config
+        return AgentContext(
+            base_url=f"{url}/v1",
+            key=key,
+            model=MODEL,
+            budget=AgentBudget(
+                turns=config.max_turns,
+                tokens=config.max_response_tokens,
+                tool_calls=context.plan.max_tool_calls,
+                seconds=seconds,
+            ),
+            folder=folder,
+            seed=stable_seed("agent", context.seed, root.salt, root.step, root.task, root.path),
+        )
+
+    async def _run_agent(self, ctx: AgentContext) -> tuple[AgentResult, BaseException | None]:
+        """The agent's result, or its crash."""
+        step = cast(Agent, self._context.step)
+        try:
+            result = await step.run(self._context.task, ctx)
+        except (PluginError, ConfigError, RolloutFailed):
+            raise
+        except InfraError as error:
+            raise RolloutFailed(STATE, str(error)) from error
+        except (Exception, SystemExit) as error:
+            return AgentResult(), error
+        if not isinstance(result, AgentResult):
+            raise PluginError(
+                f"agent {origin(step)}: run returned {result!r:.80}; return an AgentResult{defined_at(step, 'run')}"
+            )
+        return result, None
+
+    def _check(self, error: BaseException | None) -> None:
+        """Raise for what is not the policy's doing."""
+        session = self.session
+        if session.broken is not None:
+            raise session.broken
+        if session.mismatch is not None:
+            raise StateFailed(STATE, session.mismatch)
+        if session.is_replaying:
+            raise StateFailed(STATE, "run again, the agent ended before the turn in which the fork begins")
+        if session.failures:
+            raise RolloutFailed("engine", next(iter(session.failures.values())))
+        if not any(turn.reply is not None for turn in session.threads.turns):
+            why = "" if error is None else f": {type(error).__name__}: {error}"
+            raise RolloutFailed(STATE, f"the agent ended without a complete request to the policy{why}")
+
+    def _finish(self, result: AgentResult, settings: AgentSettings) -> None:
+        """Note what the agent returned, and why the rollout stopped."""
+        live, crashed = self.live, result.status is AgentStatus.FAILED
+        self._close_turn(self.session.threads.turns[live.turn])
+        reward = 0.0 if crashed and result.reward is None else result.reward
+        live.record_end({**result.info, **({"agent": str(result.status)} if crashed else {})}, reward)
+        live.answer = None if crashed else result.answer
+        if live.answer is not None:
+            live.stop = StopReason.ANSWER
+        else:
+            live.stop = self.session.refused or StopReason.DONE
+        if crashed and settings.on_crash == "mask":
+            live.left_out = "agent_crash"
+        add_metrics(live, {"agent_crashed": float(crashed), "malformed_calls": float(self.session.malformed_calls)})
+
+    def refresh(self) -> None:
+        """Bring the live rollout's segments up to the session's: those of the turns that it shows."""
+        live, turns = self.live, self.session.threads.turns
+        if live.is_pruned or not turns:
+            return
+        live.segments, live.thread_starts = self.session.threads.segments(len(live.turns))
+        start = 0
+        for record, turn in zip(live.turns, turns, strict=False):
+            record.start, record.thread = start + sum(not s.is_sampled for s in turn.segments), turn.thread
+            start += len(turn.segments)
+        live.token_ids = array("i", [token for segment in live.segments for token in segment.token_ids])
+        prompt = [s for s in live.segments if s.kind is SegmentKind.PROMPT]
+        live.n_prompt_tokens = sum(map(len, prompt))
+        live.response = "".join(s.text for s in live.segments[len(prompt) :])
+        if live.fork_turn is not None:
+            forked = turns[live.fork_turn]
+            live.n_shared = live.turns[live.fork_turn].start + len(forked.given)
+
+    def accepted(self, turn: SessionTurn) -> None:
+        self._refresh_group()  # a new thread may have cut a segment that others share
+        if turn.number == self.live.fork_turn:
+            add_metrics(self.live, {"replayed_s": time.monotonic() - self._began, "replayed_turns": turn.number})
+        self._advance()
+
+    def first(self, turn: SessionTurn, entropies: Sequence[float]) -> None:
+        given = [entropy for segment in turn.given for entropy in segment.entropies or ()]
+        k = self._context.config.first_tokens
+        self._firsts.setdefault(turn.number, (*given[:k], *entropies[:k])[:k] if entropies else ())
+        self._advance()
+
+    def over(self, turn: SessionTurn, completion: Completion | None, seconds: float) -> None:
+        live, context = self.live, self._context
+        self._replied_at[turn.number] = time.monotonic()
+        if completion is not None:
+            live.add_stat("generate_s", seconds)
+            live.add_stat("sampled_tokens", len(completion.token_ids))
+            live.add_stat("prompt_tokens", completion.prompt_tokens)
+            live.add_stat("cached_tokens", completion.cached_tokens)
+            context.counts.turns += 1
+            context.counts.tokens += len(completion.token_ids)
+            self._show(turn, completion, seconds)
+        self.first(turn, () if completion is None else completion.entropies)
+
+    def _show(self, turn: SessionTurn, completion: Completion, seconds: float) -> None:
+        if (observer := self._context.observer) is None:
+            return
+        path = self.live.key.path
+        for segment in turn.segments:
+            if segment.kind is SegmentKind.MESSAGES:
+                observer.inserted(path, segment)
+        text = "".join(segment.text for segment in turn.segments if segment.is_sampled)
+        cut = turn.reply is not None and turn.reply.finish == "length"
+        shown = Generation(text=text, stop=completion.stop, finished=not cut, truncated=cut)
+        observer.sampled(path, turn.number, shown, len(completion.token_ids), seconds)
+
+    def _advance(self) -> None:
+        """Show turns that are over, and report what happened in their order."""
+        live, turns = self.live, self.session.threads.turns
+        while not live.finished and not live.is_pruned:
+            turn = turns[live.turn]
+            self.refresh()
+            if turn.number in self._firsts and self._n_reported == turn.number:
+                self._n_reported += 1
+                self._report(live, Phase.FIRST, turn.number, self._firsts[turn.number])
+            if not turn.is_over or turn.number + 1 == len(turns) or live.is_pruned:
+                return
+            self._close_turn(turn)
+            live.begin_turn()
+            self.refresh()
+            self._report(live, Phase.BEGIN, turn.number, ())
+
+    def _close_turn(self, turn: SessionTurn) -> None:
+        """Note the calls of a turn that is over, and what its client asked for."""
+        live, results = self.live, self.session.results
+        calls = () if turn.reply is None else turn.reply.calls
+        replied = self._replied_at.get(turn.number, 0.0)
+        records = []
+        for call in calls:
+            text, at = results.get(call.id, ("", replied))
+            arguments: Mapping[str, Any] = call.parsed if isinstance(call.parsed, Mapping) else {"text": call.arguments}
+            records.append(
+                ToolRecord(
+                    turn=turn.number,
+                    name=call.name,
+                    arguments=arguments,
+                    status=CallStatus.OK,
+                    text=text,
+                    wait_s=0.0,
+                    run_s=max(0.0, at - replied),
+                    attempts=1,
+                )
+            )
+        live.turns[-1].calls = tuple(records)
+        live.add_stat("tool_s", max((record.run_s for record in records), default=0.0))
+        live.record_turn({"asked": dict(turn.asked)} if turn.asked else {}, None)
+        if (observer := self._context.observer) is not None:
+            for record in records:
+                observer.called(live.key.path, record)

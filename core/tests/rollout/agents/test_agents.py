@@ -1,0 +1,246 @@
+"""Rollouts whose turns an agent asks for: what is recorded, what is shared by forks, and what masks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.tests.rollout.agents.conftest import CALL, TOOL, Chat, HttpAgent, tool_loop
+
+from ramet.errors import ConfigErrors, InfraError
+from ramet.rollout.branching.builtin import RandomBranching
+from ramet.rollout.branching.token_entropy import TokenEntropy
+from ramet.rollout.config import RandomBranchConfig, TokenEntropyConfig
+from ramet.testing.doubles import Reply
+from ramet.types import AgentContext, AgentResult, AgentStatus, Origin, Rollout, SegmentKind, StopReason, Task
+
+Play = Callable[..., Any]
+Forking = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
+
+
+def script(task: str, path: str, turn: int) -> str:
+    return CALL if turn < 2 else f"four by {path}"
+
+
+def ids(segments: Any) -> list[int]:
+    return [token for segment in segments for token in segment.token_ids]
+
+
+def check_exact(played: Any) -> None:
+    """What each request asked the engine with is a beginning of one thread of its rollout."""
+    rollouts = {rollout.id: rollout for rollout in played.rollouts}
+    for request in played.engine.requests:
+        path = request.id.split("/")[-2]
+        prompts = [ids(thread.segments)[: len(request.token_ids)] for thread in rollouts[path].threads]
+        assert list(request.token_ids) in prompts
+
+
+def test_a_tool_loop_is_a_rollout(play: Play) -> None:
+    played = play(script, step=HttpAgent(), tools={}, group_size=2)
+    check_exact(played)
+    for rollout in played.rollouts:
+        kinds = [segment.kind.value for segment in rollout.segments]
+        assert kinds == ["prompt", "turn", "messages", "turn", "messages", "turn"]
+        assert rollout.answer == f"four by {rollout.id}" and rollout.stop is StopReason.ANSWER
+        assert [(call.turn, call.name, call.arguments, call.text) for call in rollout.tool_calls] == [
+            (turn, "add", {"a": 2, "b": 2}, "4") for turn in (0, 1)
+        ]
+        assert rollout.valid and len(rollout.infos) == 3
+    first, second = played.rollouts
+    assert first.segments[0] is second.segments[0]
+    assert played.metrics["rollout/tool_calls_mean"] == 2 and played.metrics["step/agent_crashed"] == 0
+    assert set(played.engine.released) == {"train/3/t/0", "train/3/t/1"}
+
+
+def test_forks_answer_from_the_record_and_share_their_parents_segments(play: Play) -> None:
+    runs = []
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        runs.append(ctx.seed)
+        return await tool_loop(task, ctx, chat)
+
+    played = play(script, step=HttpAgent(loop, forks="replay"), policy=Forking, tools={}, group_size=4)
+    check_exact(played)
+    forks = played.rollouts[1:]
+    assert len(forks) == 3 and all(fork.valid and fork.parent is not None for fork in forks)
+    assert set(runs) == {runs[0]} and len(runs) == 4
+    by_id = {rollout.id: rollout for rollout in played.rollouts}
+    for fork in forks:
+        parent = by_id[fork.parent]
+        assert fork.n_shared and all(
+            a is b for a, b in zip(fork.segments[: fork.n_shared], parent.segments, strict=False)
+        )
+        assert fork.segments[fork.n_shared - 1].kind is SegmentKind.MESSAGES
+        assert fork.segments[fork.n_shared].turn == fork.fork_turn
+        assert fork.answer == f"four by {fork.id}" and len(fork.tool_calls) == 2
+    sampled = {request.id for request in played.engine.requests}
+    assert len(sampled) == sum(3 - rollout.first_turn for rollout in played.rollouts)
+    assert played.metrics["step/replayed_turns"] > 0
+
+
+def test_a_fork_in_the_middle_of_a_turn_begins_with_its_tokens(play: Play) -> None:
+    policy = TokenEntropy(TokenEntropyConfig(initial_rollouts=1, min_entropy=0.0))
+
+    def replies(task: str, path: str, turn: int) -> Reply:
+        return Reply(text=CALL if turn < 1 else f"four, by {path}", entropies=(0.1, 0.2, 0.9, 0.1))
+
+    played = play(replies, step=HttpAgent(forks="replay"), policy=policy, tools={}, group_size=3)
+    check_exact(played)
+    forks = [rollout for rollout in played.rollouts if rollout.parent is not None]
+    assert forks and all(fork.fork_token > 0 for fork in forks)
+    for fork in forks:
+        shared = [s for s in fork.segments[: fork.n_shared] if s.turn == fork.fork_turn and s.is_sampled]
+        assert sum(map(len, shared)) == fork.fork_token
+        assert fork.valid, fork.fault
+
+
+def test_an_agent_that_asks_for_something_else_masks_its_fork(play: Play) -> None:
+    runs = 0
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        nonlocal runs
+        runs += 1
+        await chat([{"role": "user", "content": f"run {runs}"}], tools=[TOOL])
+        return AgentResult(answer=(await chat([{"role": "user", "content": "and?"}]))["content"])
+
+    played = play(script, step=HttpAgent(loop, forks="replay"), policy=Forking, tools={}, group_size=2)
+    root, fork = played.rollouts
+    assert root.valid and fork.fault is not None
+    assert fork.fault.where == "state:agent" and "another request in turn 0" in fork.fault.message
+
+
+def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        system = {"role": "system", "content": "Be brief."}
+        plan = await chat([system, {"role": "user", "content": task.question}], tools=[TOOL])
+        part = await chat([system, {"role": "user", "content": "Add 2 and 2."}], tools=[TOOL])
+        result = {"role": "tool", "tool_call_id": plan["tool_calls"][0]["id"], "content": str(part["content"])}
+        last = await chat([system, {"role": "user", "content": task.question}, plan, result], tools=[TOOL])
+        return AgentResult(answer=last["content"])
+
+    played = play(script, step=HttpAgent(loop, forks="replay"), policy=Forking, tools={}, group_size=4)
+    check_exact(played)
+    by_id = {rollout.id: rollout for rollout in played.rollouts}
+    for rollout in played.rollouts:
+        assert rollout.valid, rollout.fault
+        assert len(rollout.threads) == 2
+        assert {segment.thread for segment in rollout.segments if segment.turn == 1} == {1}
+        if rollout.parent is not None:
+            parent = by_id[rollout.parent]
+            pairs = zip(rollout.segments[: rollout.n_shared], parent.segments, strict=False)
+            assert all(own is theirs for own, theirs in pairs)
+
+
+@pytest.mark.parametrize("on_crash", ["reward", "mask"])
+def test_a_crash_is_the_policys_doing(play: Play, on_crash: str) -> None:
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        raise ValueError((await chat([{"role": "user", "content": "?"}]))["content"])
+
+    played = play(script, step=HttpAgent(loop, on_crash=on_crash), tools={}, group_size=1)
+    (rollout,) = played.rollouts
+    assert rollout.fault is None and rollout.answer is None and rollout.stop is StopReason.DONE
+    assert rollout.left_out == (None if on_crash == "reward" else "agent_crash")
+    assert rollout.turn_rewards == (0.0,) and "ValueError" in rollout.infos[-1]["error"]
+    assert played.metrics["step/agent_crashed"] == 1
+
+
+async def ends_at_once(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+    raise ValueError("no such file")
+
+
+async def has_an_outage(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+    await chat([{"role": "user", "content": "?"}])
+    raise InfraError("the database is away")
+
+
+async def asks(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+    return AgentResult(answer=(await chat([{"role": "user", "content": "?"}]))["content"])
+
+
+@pytest.mark.parametrize(
+    ("loop", "reply", "where", "message"),
+    [
+        (ends_at_once, "x", "agent", "without a complete request to the policy: ValueError: no such file"),
+        (has_an_outage, "x", "agent", "the database is away"),
+        (asks, Reply(text="", fails="the engine is away"), "engine", "the engine is away"),
+    ],
+)
+def test_what_the_policy_did_not_do_masks_the_rollout(
+    play: Play, loop: Any, reply: Any, where: str, message: str
+) -> None:
+    played = play(lambda *key: reply, step=HttpAgent(loop), tools={}, group_size=1)
+    fault = played.rollouts[0].fault
+    assert fault is not None and fault.where == where and message in fault.message
+
+
+def test_a_limit_ends_the_rollout_and_is_no_crash(play: Play) -> None:
+    played = play(lambda *key: CALL, step=HttpAgent(), tools={}, group_size=1, max_turns=3)
+    (rollout,) = played.rollouts
+    assert rollout.stop is StopReason.TURN_LIMIT and rollout.valid
+    assert len([s for s in rollout.segments if s.is_sampled]) == 3
+    assert played.metrics["step/agent_crashed"] == 0
+
+
+def test_a_request_that_succeeds_when_it_is_tried_again_masks_nothing(play: Play) -> None:
+    tries = 0
+
+    def once(task: str, path: str, turn: int) -> Reply:
+        nonlocal tries
+        tries += 1
+        return Reply(text="four", fails="away" if tries == 1 else None)
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        messages = [{"role": "user", "content": "?"}]
+        with pytest.raises(RuntimeError, match="503"):
+            await chat(messages)
+        return AgentResult(answer=(await chat(messages))["content"])
+
+    (rollout,) = play(once, step=HttpAgent(loop), tools={}, group_size=1).rollouts
+    assert rollout.valid and rollout.answer == "four"
+    assert [segment.origin for segment in rollout.segments] == [Origin.INSERTED, Origin.SAMPLED]
+
+
+def test_a_deadline_cancels_the_agent(play: Play) -> None:
+    ended = []
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        await chat([{"role": "user", "content": "?"}])
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(ctx.folder)
+        return AgentResult()
+
+    (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1, deadline_s=0.5).rollouts
+    assert rollout.fault is not None and rollout.fault.where == "deadline"
+    assert len(ended) == 1 and not ended[0].exists()
+
+
+def test_an_agent_that_cannot_be_replayed_is_refused_where_policies_fork(play: Play) -> None:
+    with pytest.raises(ConfigErrors, match="cannot be forked"):
+        play(script, step=HttpAgent(), policy=Forking, tools={}, group_size=2)
+
+
+def test_a_failed_agent_says_so(play: Play) -> None:
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        await chat([{"role": "user", "content": "?"}])
+        return AgentResult(answer="no", reward=0.5, info={"why": "gave up"}, status=AgentStatus.FAILED)
+
+    (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1).rollouts
+    assert rollout.answer is None and rollout.turn_rewards == (0.5,)
+    assert rollout.infos[-1] == {"why": "gave up", "agent": "failed"}
+
+
+def shown(rollout: Rollout) -> Any:
+    return rollout.id, [(s.kind, s.turn, s.thread, s.text, list(s.token_ids)) for s in rollout.segments], rollout.answer
+
+
+def test_deterministic_runs_repeat(play: Play) -> None:
+    settings: dict[str, Any] = dict(
+        step=HttpAgent(forks="replay"), policy=Forking, tools={}, group_size=4, deterministic=True
+    )
+    first, second = (play(script, **settings) for _ in range(2))
+    assert [shown(rollout) for rollout in first.rollouts] == [shown(rollout) for rollout in second.rollouts]
+    assert [request.seed for request in first.engine.requests] == [request.seed for request in second.engine.requests]
