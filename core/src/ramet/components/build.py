@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ramet.components.services import RunServices
 from ramet.config.schema import BenchmarkConfig, Combine, ComponentConfig, Config, RolloutStepConfig
@@ -41,7 +41,8 @@ class Components:
 
     @cached_property
     def step(self) -> RolloutStep:
-        return _build(load_plugins().registries.rollout_steps, self._config.rollout_step)
+        """The rollout step, or an agent, which has other methods: see `is_agent`."""
+        return cast(RolloutStep, _build(load_plugins().registries.rollout_steps, self._config.rollout_step))
 
     @cached_property
     def branch_policy(self) -> BranchPolicy:

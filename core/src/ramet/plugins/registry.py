@@ -15,7 +15,17 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.plugins.component_checks import is_async, misfits
 from ramet.plugins.instance_keys import instance_of
 from ramet.plugins.plugin_code import defined_at, named, raised_at
-from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
+from ramet.types import (
+    AdvantageEstimator,
+    Agent,
+    Benchmark,
+    BranchPolicy,
+    PolicyLoss,
+    Reward,
+    RolloutStep,
+    Tool,
+    ToolSet,
+)
 from ramet.types.option import option_problems
 
 T = TypeVar("T")
@@ -190,7 +200,9 @@ class DuplicateName(PluginError):
 class Registries:
     """One registry per hook. Field names are the hooks' kinds."""
 
-    rollout_steps: Registry[RolloutStep] = field(default_factory=lambda: Registry("rollout step", "rollout_step"))
+    rollout_steps: Registry[RolloutStep | Agent] = field(
+        default_factory=lambda: Registry("rollout step", "rollout_step")
+    )
     branch_policies: Registry[BranchPolicy] = field(default_factory=lambda: Registry("branch policy", "branch_policy"))
     advantages: Registry[AdvantageEstimator] = field(
         default_factory=lambda: Registry("advantage estimator", "advantage")

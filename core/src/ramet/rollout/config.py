@@ -64,7 +64,7 @@ class AgentOptions:
 
     @property
     def settings(self) -> AgentSettings:
-        """These options as the contract has them."""
+        """Return these options as the contract has them."""
         return AgentSettings(host=self.host, port=self.port, history=self.history, on_crash=self.on_crash)  # type: ignore[arg-type]
 
 

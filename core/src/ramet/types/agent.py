@@ -40,7 +40,7 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """What an agent returns."""
+    """The end of an agent's run, as the agent sees it."""
 
     answer: str | None = None  # `Rollout.answer`, for rewards and benchmarks; None: no answer
     reward: float | None = None  # of the rollout, added to its last turn's; the reward `environment` reads it

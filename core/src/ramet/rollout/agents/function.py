@@ -21,7 +21,7 @@ class FunctionAgent:
     """Calls `await function(task, ctx)`. It returns an `AgentResult`, or the answer as a text, or None for none."""
 
     def __init__(self, config: FunctionConfig) -> None:
-        """Raises `ConfigError` for a function that cannot be found or is no coroutine function."""
+        """Raises `ConfigError` for a function that cannot be found or does not begin with `async def`."""
         self.forks = cast(Literal["replay", "none"], config.forks)
         self.settings = config.settings
         self.name, self._function = config.function, _found(config.function)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def agent_settings(agent: object) -> AgentSettings:
-    """What an agent says of the gateway and of crashes; defaults if it says nothing."""
+    """Return an agent's settings of the gateway and of crashes, or the defaults."""
     return cast(AgentSettings, getattr(agent, "settings", AgentSettings()))
 
 

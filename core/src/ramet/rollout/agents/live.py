@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from ramet.rollout.tree import LiveRollout
 
 logger = logging.getLogger(__name__)
-STATE = "agent"  # in faults; those of a replay are `state:agent`
+STATE = "agent"  # in faults; faults of a replay are `state:agent`
 MODEL = "policy"  # the name under which agents find it
 
 
 class AgentRollout:
     """`SessionWatch`: keeps a live rollout equal to its session, and reports each turn once."""
 
-    session: AgentSession  # set before anything else is called
+    session: AgentSession  # set before any method is called
 
     def __init__(
         self, live: LiveRollout, context: GroupContext, report: Report, refresh_group: Callable[[], None]
@@ -149,7 +149,7 @@ class AgentRollout:
         add_metrics(live, {"agent_crashed": float(crashed), "malformed_calls": float(self.session.malformed_calls)})
 
     def refresh(self) -> None:
-        """Bring the live rollout's segments up to the session's: those of the turns that it shows."""
+        """Bring the live rollout's segments up to the session's, of the turns that it shows."""
         live, turns = self.live, self.session.threads.turns
         if live.is_pruned or not turns:
             return

@@ -82,7 +82,7 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """What all sessions of a group have in common."""
+    """Settings of all sessions of a group."""
 
     engine: Engine
     encoder: Encoder
@@ -116,7 +116,7 @@ class AgentSession:
         self.refused: StopReason | None = None  # the limit that a request met
         self.failures: dict[Digest, str] = {}  # requests that the engine failed, and that did not succeed later
         self.broken: ConfigError | PluginError | None = None  # a mistake in the engine, not an outage
-        self.mismatch: str | None = None  # why this fork's requests are not those of the record
+        self.mismatch: str | None = None  # why this fork's requests differ from the record
         self._settings, self._engine, self._encoder = settings, settings.engine, settings.encoder
         self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
         self._texts: dict[str, tuple[SessionTurn, int]] = {}  # the same without a chat template, and how many tokens

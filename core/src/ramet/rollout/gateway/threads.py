@@ -223,7 +223,7 @@ def first_tokens(segments: Iterable[Segment], n_tokens: int) -> Iterator[Segment
 
 
 def _place(segments: Sequence[Segment], segment: Segment) -> int | None:
-    """Where this very segment is."""
+    """Return the place of this very segment."""
     return next((number for number, other in enumerate(segments) if other is segment), None)
 
 
