@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import agent
 import arithmetic
 import search
 from folders import claim
@@ -36,7 +37,7 @@ from ramet.report.html import write_report
 from ramet.sft import job as sft
 from ramet.train import training as train
 
-KINDS = {"search": search.KIND, "python": arithmetic.KIND}  # by the tool
+KINDS = {"search": search.KIND, "python": arithmetic.KIND, "agent": agent.KIND}  # by the tool
 ROOT = "runs"  # as in the recipes
 MAX_SEED = 2**32 - 1  # of NumPy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ramet import Benchmark, Tool
 
@@ -23,7 +24,7 @@ class QuickstartKind:
     habit: str  # what SFT teaches it to do instead, in words
     calls: int  # of the tool, that a right answer takes
     use: str  # so many calls, in words
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of the model, for `make_tiny_model`
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # of the model, and its template, for `make_tiny_model`
     sft_rows: int
     least_forks: float  # per group, in each step while it learns
     write: Callable[[Path, Benchmark, int, int], None]  # the data: folder, benchmark, rows of SFT, seed

@@ -17,6 +17,8 @@ from ramet.config.schema import Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
 from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
+from ramet.plugins.component_checks import is_agent
+from ramet.rollout.agents.group import agent_settings
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.method import rollout_method
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
@@ -48,6 +50,7 @@ def check_components(components: Components, config: Config, *, training: bool) 
             build()
         except RametError as error:
             problems.append(str(error))
+    problems += [] if problems else _agent_problems(components, config, training=training)
     if training and not problems:
         problems += _group_size(components, config)
     if training and not problems and config.train.resample_rounds and Need.VALUES in components.advantage.needs:
@@ -56,6 +59,28 @@ def check_components(components: Components, config: Config, *, training: bool) 
             f"advantage={config.advantage.name} learns too; set 0"
         )
     return problems
+
+
+def _agent_problems(components: Components, config: Config, *, training: bool) -> Iterator[str]:
+    """Yield what an agent as rollout step cannot be combined with."""
+    if not is_agent(components.step):
+        return
+    name = f"rollout_step={config.rollout_step.name}"
+    if config.tools:
+        yield (
+            f"tools=[{','.join(config.tools)}]: {name} is an agent, which calls its own tools; set tools=[], and offer "
+            "these to it with `ramet tool serve`"
+        )
+    if agent_settings(components.step).on_crash == "mask":
+        logger.warning(
+            "%s: with on_crash=mask a policy can avoid bad rewards by crashing its agent; watch step/agent_crashed",
+            name,
+        )
+    if training and not getattr(components.advantage, "reads_threads", False):
+        yield (
+            f"advantage={config.advantage.name}: {origin(components.advantage)} does not say that it reads rollouts "
+            f"with several threads (`reads_threads = True`; see thread_ids), which {name} may have"
+        )
 
 
 def _group_size(components: Components, config: Config) -> Iterator[str]:

@@ -67,12 +67,15 @@ class Encoder:
         )
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(added)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> array[int]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, foreign: bool = False
+    ) -> array[int]:
         """The chat template with the generation prompt: everything before the assistant's first token.
 
-        `tools` are those that the template describes.
+        `tools` are those that the template describes. `foreign`: the texts come from outside, so their chat markup is
+        spelled out whatever `data.chat_markup` says.
         """
-        if self._rule is ChatMarkup.NEUTRALISE and self.chat_markup(messages, tools):
+        if (foreign or self._rule is ChatMarkup.NEUTRALISE) and self.chat_markup(messages, tools):
             return self._neutral(messages, tools)
         return self.markup(self.template.render(messages, tools, generation_prompt=True))
 

@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
+def make_tokenizer(tags: Sequence[str] = TAGS, chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     """One token per byte (ids 0 to 255), then pad, end of message, one token per role and two per tag."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
@@ -39,7 +39,7 @@ def make_tokenizer(tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
         additional_special_tokens=[*ROLES, *markup],
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat_template
     return fast
 
 
@@ -55,6 +55,7 @@ def make_tiny_model(
     max_positions: int = 1024,
     initializer_range: float = 0.06,
     tags: Sequence[str] = TAGS,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> Path:
     """Write a randomly initialised model and its tokenizer to `folder`; the same arguments give the same bytes.
 
@@ -62,7 +63,7 @@ def make_tiny_model(
     usual initialisation of 0.02 such a model learns to copy an order of magnitude later than with 0.06.
     """
     folder = Path(folder)
-    tokenizer = make_tokenizer(tags)
+    tokenizer = make_tokenizer(tags, chat_template)
     model = tiny_model(
         architecture,
         vocabulary=-(-len(tokenizer) // 16) * 16,

@@ -7,10 +7,9 @@ session takes all requests until the command is stopped.
 from __future__ import annotations
 
 import asyncio
-import copy
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.components.build import Components
@@ -18,7 +17,6 @@ from ramet.components.checks import check_components
 from ramet.components.engines import build_engine, check_engine
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ChatMarkup
 from ramet.engines.protocol import Sampling
 from ramet.errors import ConfigError, raise_all
 from ramet.event_loop import run_async
@@ -52,9 +50,7 @@ def run(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None])
 
     `say` prints a line. Raises `ConfigErrors` before anything starts, and `ConfigError` for an address in use.
     """
-    config = copy.deepcopy(resolved.config)
-    config.data.chat_markup = ChatMarkup.NEUTRALISE  # an agent's texts come from anywhere
-    resolved = replace(resolved, config=config)
+    config = resolved.config
     components = Components(config)
     problems = [
         *check(resolved, "play"),

@@ -72,7 +72,10 @@ class AgentOptions:
 class FunctionConfig(AgentOptions):
     """The agent `function`: a coroutine function of yours."""
 
-    function: str = option("", "the function, as module:name; the working directory is searched too; required")
+    function: str = option(
+        "",
+        "the function, as FILE.py:NAME, or as MODULE:NAME, for which the working directory is searched too; required",
+    )
 
     def runs_code(self) -> dict[str, str]:
         """Option -> the code that it names."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.engines.protocol import Engine
 from ramet.errors import ConfigError
+from ramet.plugins.component_checks import is_agent
 from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
 from ramet.rollout.prompts import make_prompt, prompt_segment
@@ -65,7 +66,9 @@ class JobMaker:
         self._instruction = instruction
 
     def tools_of(self, task: Task) -> list[str]:
-        """Names of the tools that the task may use."""
+        """Names of the tools that the task may use; none where an agent brings its own."""
+        if is_agent(self._step):
+            return []
         if task.schemas is not None:
             return [FROM_ROW] if task.schemas else []
         if task.tools is None:
@@ -73,10 +76,14 @@ class JobMaker:
         return expanded(task.tools, self._tool_sets)
 
     def schemas_of(self, task: Task) -> tuple[ToolSchema, ...]:
-        return tuple(self._known[name] for name in self.tools_of(task)) if task.schemas is None else task.schemas
+        if task.schemas is not None and not is_agent(self._step):
+            return task.schemas
+        return tuple(self._known[name] for name in self.tools_of(task))
 
     def unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
         """A problem for each tool that tasks name and that is not configured."""
+        if is_agent(self._step):
+            return []
         named = (
             name
             for task in tasks

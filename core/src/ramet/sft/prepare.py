@@ -26,7 +26,10 @@ from ramet.models.check import check_model, read_config
 from ramet.models.encoder import Encoder
 from ramet.models.loading import device_kind, load_tokenizer
 from ramet.planning.placement import Machine
+from ramet.plugins.component_checks import is_agent
 from ramet.plugins.plugin_code import code_hash, object_hash
+from ramet.rollout.config import HermesConfig
+from ramet.rollout.steps.hermes import Hermes
 from ramet.runs.manifest import DataRecord
 from ramet.sft.conversations import read_data
 from ramet.sft.encode import Example, TraceEncoder
@@ -273,6 +276,8 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
     tools = ToolNames()
     with collected(problems):
         built = Components(config).step
+        if is_agent(built):  # its messages are the chat template's
+            built = Hermes(HermesConfig())
         step = built if isinstance(built, _ReadsText | _ReadsMessages) else None
         if step is None:
             problems.append(

@@ -99,11 +99,13 @@ class AdvantageEstimator(Protocol):
     single rollout has nothing to be compared with. 1: the baseline is not the group.
     `discounted`: a token's advantage is made of the token rewards from there on, and no group's spread scales it. It
     gets the KL of `train.kl_estimator=k1-reward` among `token_rewards`. Otherwise, or left out, the core adds the
-    KL's part to the advantages that it returns.
+    KL's part to the advantages that it returns. `reads_threads`: it takes rows with several threads
+    (`AdvantageInputs.thread_ids`) for what they are; without it a run with an agent, which can have them, is refused.
     """
 
     needs: frozenset[Need]
     discounted: bool = False
+    reads_threads: bool = False
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput: ...
 

@@ -21,6 +21,7 @@ class AepoAdvantage:
     """The advantage estimator `aepo`."""
 
     needs = frozenset({Need.ENTROPY})
+    reads_threads = True
 
     def __init__(self, config: AepoAdvantageConfig) -> None:
         self.config = config

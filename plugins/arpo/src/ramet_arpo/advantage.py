@@ -25,6 +25,7 @@ class ArpoAdvantage:
     """The advantage estimator `arpo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __init__(self, config: ArpoAdvantageConfig) -> None:
         self.config = config

@@ -20,6 +20,7 @@ class AepoSoftmax:
     """The advantage estimator `aepo_softmax`."""
 
     needs = frozenset({Need.ENTROPY})
+    reads_threads = True
 
     def __init__(self, config: AepoSoftmaxConfig) -> None:
         self.config = config

@@ -24,6 +24,7 @@ class Gae:
     """Advantage estimator `gae`."""
 
     needs: frozenset[Need] = frozenset({Need.VALUES})
+    reads_threads = True
     min_group = 1  # the baseline is not the group's
     discounted = True
 

@@ -34,6 +34,7 @@ class Gigpo:
     """Advantage estimator `gigpo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __init__(self, config: GigpoConfig) -> None:
         self.config = config

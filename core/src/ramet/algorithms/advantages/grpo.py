@@ -17,6 +17,7 @@ class Grpo:
     """Advantage estimator `grpo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __init__(self, config: GrpoConfig) -> None:
         self.config = config

@@ -20,6 +20,7 @@ class GrpoPassk:
     """Advantage estimator `grpo_passk`. Raises `ValueError` for a group of one, which has no second."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __init__(self, config: GrpoPasskConfig) -> None:
         self.config = config

@@ -16,6 +16,7 @@ class Opo:
     """Advantage estimator `opo`. Equal scores give exactly 0."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores, lengths = rollout_scores(batch), batch.mask.sum(1).double()

@@ -25,6 +25,7 @@ class ReinforcePp:
     """Advantage estimator `reinforce_pp`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
     min_group = 1  # the baseline is not the group's
     discounted = True
 
@@ -61,6 +62,7 @@ class ReinforcePpBaseline:
     """Advantage estimator `reinforce_pp_baseline`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)

@@ -16,6 +16,7 @@ class Remax:
     """Advantage estimator `remax`."""
 
     needs: frozenset[Need] = frozenset({Need.GREEDY_ROLLOUT})
+    reads_threads = True
     min_group = 1  # the baseline is not the group's
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:

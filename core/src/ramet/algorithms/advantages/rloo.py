@@ -16,6 +16,7 @@ class Rloo:
     """Advantage estimator `rloo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)

@@ -21,6 +21,7 @@ class TreeGrpo:
     """Advantage estimator `tree_grpo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __init__(self, config: TreeGrpoConfig) -> None:
         self.config = config

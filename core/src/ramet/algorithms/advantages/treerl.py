@@ -23,6 +23,7 @@ class TreeRl:
     """Advantage estimator `treerl`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_threads = True
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)

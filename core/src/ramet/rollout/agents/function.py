@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, cast
 
 from ramet.errors import ConfigError, PluginError
@@ -38,13 +40,12 @@ class FunctionAgent:
 
 
 def _found(text: str) -> Callable[..., Any]:
-    module_name, _, name = text.partition(":")
-    if not module_name or not name.isidentifier():
-        raise ConfigError(f"{KEY}={text!r}: give a coroutine function as module:name, such as my_agent:run")
-    if (folder := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, folder)
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
+        raise ConfigError(f"{KEY}={text!r}: give a coroutine function, as FILE.py:NAME or MODULE:NAME")
+    folder = str(Path.cwd())
     try:
-        function = getattr(importlib.import_module(module_name), name, None)
+        function = getattr(_module(place, folder), name, None)
     except Exception as error:
         what = f"cannot be imported: {type(error).__name__}: {error}{raised_at(error)}"
         raise ConfigError(f"{KEY}={text}: {what} (working directory: {folder})") from error
@@ -55,3 +56,18 @@ def _found(text: str) -> Callable[..., Any]:
             "rollout_step=command"
         )
     return cast(Callable[..., Any], function)
+
+
+def _module(place: str, folder: str) -> ModuleType:
+    """A module, or a file of code relative to `folder`, which is searched for modules too."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    name = f"ramet_agent_{Path(place).stem}"
+    spec = importlib.util.spec_from_file_location(name, Path(folder, place))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no code in {place}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

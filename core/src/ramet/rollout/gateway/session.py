@@ -282,7 +282,7 @@ class AgentSession:
                     path.extend(self._encoder.insert(part))
                 return path
         try:
-            ids = self._encoder.prompt([self._message(said) for said in messages], request.tools)
+            ids = self._encoder.prompt([self._message(said) for said in messages], request.tools, foreign=True)
         except ConfigError as error:
             raise BadRequest(f"the model's chat template does not take these messages: {error}") from error
         self._check_complete(messages, ids)
