@@ -1,4 +1,4 @@
-"""The questions of the search quickstart, for an agent: a program of `openai-agents` with its own loop and its own tool.
+"""The questions of the search quickstart for an agent, which has its own loop and its own tool (`openai-agents`).
 
 The policy writes calls as chat templates have them, and the agent's program makes them. After the first page most
 traces of SFT answer with the boss that they see, which is always wrong.
@@ -18,7 +18,7 @@ from search import HABIT, RL_QUESTIONS, TEST_QUESTIONS, Page, Pages, make_pages,
 
 from ramet import Benchmark, Task
 
-AGENT = "scripts/quickstart/openai_agent.py"
+AGENT = Path(__file__).with_name("openai_agent.py")
 TOOL = {
     "type": "function",
     "function": {
@@ -69,8 +69,8 @@ def _search(page: Page) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": page.text}]
 
 
-def _agent(function: str, data: Path) -> list[str]:
-    return [f"rollout_step.params.function={AGENT}:{function}"]
+def _pages(file: str, data: Path) -> list[str]:
+    return [f"rollout_step.params.function={AGENT}:run", f"rollout_step.params.arguments.pages={data / file}"]
 
 
 KIND = QuickstartKind(
@@ -87,12 +87,12 @@ KIND = QuickstartKind(
         "tags": ("tool_call", "result"),
         "chat_template": CHAT_TEMPLATE,
     },
-    sft_rows=4800,  # 300 steps of 16
+    sft_rows=9600,  # 600 steps of 16
     least_forks=1.0,
     write=write,
-    inputs=partial(_agent, "run"),
+    inputs=partial(_pages, "pages.json"),
     test=lambda data: [f"benchmarks.files.params.paths=[{data / 'test.jsonl'}]"],
     misleading="permuted pages",
-    mislead=partial(_agent, "run_misled"),
+    mislead=partial(_pages, "permuted.json"),
     said=lambda result: result.split()[-1],
 )

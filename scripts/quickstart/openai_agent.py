@@ -11,7 +11,6 @@ from typing import Any
 from agents import Agent, Model, OpenAIChatCompletionsModel, Runner, Tool, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
-PAGES = Path("runs/quickstart_agent-inputs/data")
 CLIENT = AsyncOpenAI(api_key="set in each run")
 set_tracing_disabled(True)
 
@@ -22,8 +21,8 @@ async def find(question: str, model: Model, tools: list[Tool]) -> str:
 
 
 @cache
-def search_in(file: Path) -> Tool:
-    pages: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+def search_in(file: str) -> Tool:
+    pages: dict[str, str] = json.loads(Path(file).read_text(encoding="utf-8"))
 
     @function_tool
     def search(name: str) -> str:
@@ -33,12 +32,7 @@ def search_in(file: Path) -> Tool:
     return search
 
 
-async def run(task: Any, ctx: Any, file: str = "pages.json") -> str:
+async def run(task: Any, ctx: Any, pages: str) -> str:
     """The entry point for Ramet: the client gets the address and the key of this rollout."""
     client = CLIENT.with_options(base_url=ctx.base_url, api_key=ctx.key)
-    return await find(task.question, OpenAIChatCompletionsModel(ctx.model, client), [search_in(PAGES / file)])
-
-
-async def run_misled(task: Any, ctx: Any) -> str:
-    """The same with pages that have the texts of others."""
-    return await run(task, ctx, "permuted.json")
+    return await find(task.question, OpenAIChatCompletionsModel(ctx.model, client), [search_in(pages)])

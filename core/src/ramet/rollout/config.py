@@ -72,10 +72,8 @@ class AgentOptions:
 class FunctionConfig(AgentOptions):
     """The agent `function`: a coroutine function of yours."""
 
-    function: str = option(
-        "",
-        "the function, as FILE.py:NAME, or as MODULE:NAME, for which the working directory is searched too; required",
-    )
+    function: str = option("", "the function, as FILE.py:NAME, or as MODULE:NAME; required")
+    arguments: dict[str, Any] = option(factory=dict, help="its keyword arguments, in addition to task and context")
 
     def runs_code(self) -> dict[str, str]:
         """Option -> the code that it names."""

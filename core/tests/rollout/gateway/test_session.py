@@ -70,7 +70,7 @@ def test_a_system_message_is_not_left_out(opened: Open, encoder: Encoder, monkey
     replies(session, ask(QUESTION, said("system", "Be brief.")))
     assert "Be brief." in encoder.decode(engine.seen[0][0])
     prompt = encoder.prompt
-    monkeypatch.setattr(encoder, "prompt", lambda messages, tools: prompt(messages[:1], tools))
+    monkeypatch.setattr(encoder, "prompt", lambda messages, tools, **rest: prompt(messages[:1], tools, **rest))
     with pytest.raises(BadRequest, match="leaves out system messages that are not the first message"):
         replies(session, ask(QUESTION, said("system", "Be short.")))
     check_exact(session, engine)
@@ -188,9 +188,10 @@ def test_limits_are_the_dialects_own_context_error(opened: Open) -> None:
 
 
 def test_an_ended_session_serves_nothing(opened: Open) -> None:
-    session, _engine = opened(lambda task, path, turn: "four")
+    session, engine = opened(lambda task, path, turn: "four")
     replies(session, ask(QUESTION))
     session.end()
-    assert session.cache_keys() == [NAME]
+    session.release()
+    assert engine.engine.released == [NAME]
     with pytest.raises(BadRequest, match="has ended"):
         replies(session, ask(QUESTION))

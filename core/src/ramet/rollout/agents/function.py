@@ -20,16 +20,25 @@ KEY = "rollout_step.params.function"
 
 
 class FunctionAgent:
-    """Calls `await function(task, ctx)`. It returns an `AgentResult`, or the answer as a text, or None for none."""
+    """Calls `await function(task, ctx, **arguments)`.
+
+    It returns an `AgentResult`, or the answer as a text, or None for no answer.
+    """
 
     def __init__(self, config: FunctionConfig) -> None:
         """Raises `ConfigError` for a function that cannot be found or does not begin with `async def`."""
         self.forks = cast(Literal["replay", "none"], config.forks)
         self.settings = config.settings
         self.name, self._function = config.function, _found(config.function)
+        self._arguments = dict(config.arguments)
+        try:
+            inspect.signature(self._function).bind(None, None, **self._arguments)
+        except TypeError as error:
+            given = ", ".join(["task", "ctx", *(f"{name}=…" for name in self._arguments)])
+            raise ConfigError(f"{KEY}={self.name}: it cannot be called with ({given}): {error}") from error
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
-        result = await self._function(task, ctx)
+        result = await self._function(task, ctx, **self._arguments)
         if result is None or isinstance(result, str):
             return AgentResult(answer=result)
         if not isinstance(result, AgentResult):

@@ -83,7 +83,4 @@ class AgentGroup:
                 rollout.refresh()
 
     def close(self) -> None:
-        """Let the engine forget all threads but the first of each rollout, which the scheduler releases."""
-        sessions = [rollout.session for rollout in self._rollouts.values()]
-        self._context.engine.release([key for session in sessions for key in session.cache_keys()[1:]])
-        self._rollouts.clear()
+        self._rollouts.clear()  # in cycles with the scheduler

@@ -77,6 +77,7 @@ class AgentRollout:
             await self.session.drain()
         finally:
             gateway.close(key)
+            self.session.release(kept=0)  # the scheduler releases it, once no fork needs it
         self._check(error)
         if error is not None and self.session.refused is None:  # otherwise it ended because of the limit
             message = f"raised {type(error).__name__}: {error}{raised_at(error)}"
@@ -196,7 +197,7 @@ class AgentRollout:
             return
         path = self.live.key.path
         for segment in turn.segments:
-            if segment.kind is SegmentKind.MESSAGES:
+            if not segment.is_sampled:
                 observer.inserted(path, segment)
         text = "".join(segment.text for segment in turn.segments if segment.is_sampled)
         cut = turn.reply is not None and turn.reply.finish == "length"

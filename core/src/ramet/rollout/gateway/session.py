@@ -92,7 +92,7 @@ class SessionSettings:
     versions: Versions | None = None  # of the weights that may sample; None: any
     history: History = "keep"  # template: requests are rendered in full, as the chat template shows earlier turns
     in_order: bool = False  # one turn at a time, in the order in which requests arrive
-    first_tokens: int = 0  # tokens whose entropies are reported while the turn is sampled
+    first_tokens: int = 1  # tokens whose entropies are reported while the turn is sampled
 
 
 class AgentSession:
@@ -123,6 +123,7 @@ class AgentSession:
         self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
         self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
         self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
+        self._held: set[int] = set()  # threads that the engine may keep
         self._in_order = asyncio.Lock()
         self._ended = False
 
@@ -182,9 +183,14 @@ class AgentSession:
         if running:
             await asyncio.wait(running)
 
-    def cache_keys(self) -> list[str]:
-        """The names by which the engine may keep the session's threads."""
-        return [self.cache_key(thread.number) for thread in self.threads.threads]
+    def release(self, kept: int | None = None) -> None:
+        """Let the engine forget all threads but one and those that are being sampled.
+
+        An engine's memory is for as many keys as rollouts run: a session that waits for it must hold none.
+        """
+        idle = {number for number in self._held if number != kept and not self.threads.threads[number].busy}
+        self._held -= idle
+        self._engine.release([self.cache_key(number) for number in sorted(idle)])
 
     def cache_key(self, thread: int) -> str:
         """The engine's name for a thread; the first has the session's own."""
@@ -251,6 +257,8 @@ class AgentSession:
             raise
         finally:
             self.threads.end(turn, segments)
+            if any(thread.busy for thread in self.threads.threads):
+                self.release()
             self.watch.over(turn, completion, time.perf_counter() - started)
         if request.prompt is None:
             self._known[_and_then(digest, reply.said)] = turn
@@ -364,17 +372,18 @@ class AgentSession:
 
     async def _complete(self, turn: SessionTurn, max_tokens: int, stop: tuple[str, ...]) -> Completion:
         thread, settings = self.threads.threads[turn.thread], self._settings
-        parent = "" if thread.parent is None else self.cache_key(thread.parent.number)
+        self.release(thread.number)
         request = Request(
             id=f"{self.name}/{turn.number}",
             token_ids=array("i", thread.path),
             sampling=replace(settings.sampling, max_tokens=max_tokens, stop=stop, stop_token_ids=self._encoder.eos_ids),
             seed=stable_seed("gateway", settings.seed, self.name, turn.number),
             cache_key=self.cache_key(thread.number),
-            fork_of=thread.cache_of or parent,
+            fork_of="" if settings.in_order else thread.cache_of,  # whether it is still held depends on the clock
             first_tokens=settings.first_tokens,
         )
         try:
+            self._held.add(thread.number)
             completion = await self._engine.generate(request, lambda first: self.watch.first(turn, first.entropies))
         except asyncio.CancelledError:
             self._engine.abort(request.id)
