@@ -39,7 +39,7 @@ from words import train_tokenizer
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request, Sampling
 from ramet.models.encoder import Encoder
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import AgentSession, SessionLimits
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
 from ramet.testing.chat_templates import QWEN25
 
 HERE = Path(__file__).resolve().parent
@@ -90,15 +90,22 @@ class Bench:
 
     def __init__(self, gateway: Gateway, bare_url: str, agents: asyncio.subprocess.Process) -> None:
         self.gateway, self._bare_url, self._agents = gateway, bare_url, agents
-        self.words = [Random(i).choice(WORDS) for i in range(140)]
+        self.words = (2 * WORDS)[:120]
         replies = [self._reply(turn) for turn in range(TURNS)]
         tokenizer = train_tokenizer([" ".join(WORDS), *replies], chat_template=QWEN25)
         self.encoder = Encoder(tokenizer)
         self.engine = CannedEngine(self.encoder, replies)
+        self._settings = SessionSettings(
+            engine=self.engine,  # type: ignore[arg-type]
+            encoder=self.encoder,
+            limits=SessionLimits(max_turns=TURNS, max_tokens=1 << 20),
+            sampling=Sampling(max_tokens=1),
+            seed=1,
+        )
 
     def _reply(self, turn: int) -> str:
         """Text and a call."""
-        text = " ".join(Random(turn).choices(WORDS, k=120))
+        text = " ".join(Random(turn).choices(WORDS, k=100))
         call = {"name": "search", "arguments": {"query": " ".join(Random(turn).choices(WORDS, k=5)), "limit": turn}}
         return f"{text}\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
@@ -116,16 +123,12 @@ class Bench:
         return [{**run, **more} for run in runs]
 
     def _session(self, number: int) -> AgentSession:
-        limits = SessionLimits(max_turns=TURNS, max_tokens=1 << 20)
-        return AgentSession(
-            f"gateway/{number}/s/0", engine=self.engine, encoder=self.encoder, limits=limits,  # type: ignore[arg-type]
-            sampling=Sampling(max_tokens=1), seed=1,
-        )  # fmt: skip
+        return AgentSession(f"gateway/{number}/s/0", self._settings)
 
     def _check(self, session: AgentSession) -> int:
         """The tokens of a session, which is one thread with every sampled token once."""
         segments, starts = session.segments()
-        assert starts == () and len(session.threads.turns) == TURNS, "other work was done than was asked for"
+        assert not starts and len(session.threads.turns) == TURNS, "other work was done than was asked for"
         assert sum(len(segment) for segment in segments if segment.is_sampled) == self.engine.n_sampled
         return sum(map(len, segments))
 

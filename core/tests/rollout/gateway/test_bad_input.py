@@ -12,9 +12,8 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
 
-from core.tests.rollout.gateway.conftest import LARGE, Recorded, Served, check_exact, rollout_of, run
+from core.tests.rollout.gateway.conftest import LARGE, Recorded, Served, check_exact, rollout_of, run, settings_of
 
-from ramet.engines.protocol import Sampling
 from ramet.rollout.gateway import server
 from ramet.rollout.gateway.session import AgentSession
 from ramet.testing.chat_templates import chat_encoder
@@ -275,9 +274,7 @@ def test_what_is_not_http_is_a_plain_400(serve: Any) -> None:
 def test_a_session_never_sees_another_ones_ids_or_replies(serve: Any) -> None:
     encoder = chat_encoder("qwen2.5")
     engine = Recorded(ScriptedEngine(lambda task, path, turn: "three", encoder))
-    other = AgentSession(
-        "gateway/1/s/0", engine=engine, encoder=encoder, limits=LARGE, sampling=Sampling(max_tokens=1), seed=1
-    )  # type: ignore[arg-type]
+    other = AgentSession("gateway/1/s/0", settings_of(engine, encoder, LARGE))
 
     async def main() -> None:
         async with serve(lambda prompt: "two") as served:
