@@ -92,7 +92,7 @@ class SessionSettings:
     versions: Versions | None = None  # of the weights that may sample; None: any
     history: History = "keep"  # template: requests are rendered in full, as the chat template shows earlier turns
     in_order: bool = False  # one turn at a time, in the order in which requests arrive
-    first_tokens: int = 0  # tokens whose entropies are reported while the turn is sampled
+    first_tokens: int = 1  # tokens whose entropies are reported while the turn is sampled; engines take at least 1
 
 
 class AgentSession:
