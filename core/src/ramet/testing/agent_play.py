@@ -172,7 +172,7 @@ def tagged() -> Iterator[str]:
 
 
 class Leftovers:
-    """What a run leaves: tasks and processes that were not there before."""
+    """Tasks and processes that were not there before a run."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag

@@ -107,7 +107,7 @@ class ScriptedEngine:
             self.running -= 1
 
     def said(self, request: Request) -> Reply | str:
-        """What the policy replies to a request."""
+        """Return the reply to a request."""
         key, turn = read_request_id(request.id)
         return self.script(key.task, key.path, turn)
 
