@@ -173,7 +173,8 @@ def test_the_example_of_a_kind_is_what_ramet_new_writes(kind: str) -> None:
     name = EXAMPLES[kind]
     written = render(KINDS[kind], name)
     sources = {path for path, text in written.items() if path.startswith("src/") and text}
-    own = sources if kind != "tool" else {*sources, "pyproject.toml", f"tests/test_{name}.py"}
+    tests = f"tests/test_{name}.py"
+    own = sources | {"tool": {"pyproject.toml", tests}, "agent": {tests}}.get(kind, set())
     shown = {path: text for path, text in FILES.items() if path in own}
     assert set(shown) == own
     assert shown == {path: written[path] for path in shown}

@@ -20,6 +20,7 @@ from ramet import AgentContext, AgentResult, AgentStatus, InfraError, Task
 from ramet.testing import check_agent
 
 aiohttp = pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+pytest.importorskip("transformers", reason="ramet[train] is not installed")
 Ask = Callable[..., Awaitable[dict[str, Any]]]
 REPLIES = (CALL, "The answer is 4.")
 

@@ -42,6 +42,7 @@ def check_agent(agent: Agent, *, task: Task = TASK, replies: Sequence[str] = REP
     Needs `ramet[train,openai]`.
     """
     expect(is_agent(agent), "lacks `async def run(task, ctx)`, or can be called itself: give an object with `run`")
+    expect(bool(replies), "replies is empty: give at least one text that the policy writes")
     for problem in misfits(agent, "rollout step"):
         raise AssertionError(problem)
     with tagged() as tag:
