@@ -1,7 +1,7 @@
 """The conformance kit and its doubles: checks that a plugin keeps the contract, run by its author.
 
 `check_plugin("name")` runs everything; each `check_<kind>` takes one object. Names are imported on first use, so that
-only the checks of advantages and losses (and `tiny_batch`) load torch.
+only the checks of agents, advantages and losses (and `tiny_batch`) load torch.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def result_of(fields: Any) -> AgentResult:
 
 @asynccontextmanager
 async def _pipe() -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
-    """The end to write to, which the caller closes, and a reader that is closed in the end, whoever still writes."""
+    """The end to write to, which the caller closes, and a reader that is closed in the end, even if others write."""
     read, write = os.pipe()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
