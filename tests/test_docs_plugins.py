@@ -42,7 +42,7 @@ from ramet.rollout.watchdog import Watchdog
 from ramet.rollout.worker import RolloutWorker
 from ramet.scaffold import KINDS
 from ramet.scaffold.package import render
-from ramet.testing import check_plugin, check_tool_set, local_services
+from ramet.testing import check_agent, check_plugin, check_tool_set, local_services
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.testing.plugin import load_check
 from ramet.tracking.background import BackgroundTracker
@@ -60,6 +60,7 @@ EXAMPLES = {
     "branch_policy": "uncertain",
     "rollout_step": "json_calls",
     "environment": "guess",
+    "agent": "sums",
     "tool_set": "notes",
     "tracker": "sqlite",
     "command": "best",
@@ -76,6 +77,7 @@ MOST_LINES = {
     "branch_policy": 80,
     "rollout_step": 40,
     "environment": 60,
+    "agent": 55,
     "tool_set": 30,
     "tracker": 30,
     "command": 20,
@@ -171,7 +173,8 @@ def test_the_example_of_a_kind_is_what_ramet_new_writes(kind: str) -> None:
     name = EXAMPLES[kind]
     written = render(KINDS[kind], name)
     sources = {path for path, text in written.items() if path.startswith("src/") and text}
-    own = sources if kind != "tool" else {*sources, "pyproject.toml", f"tests/test_{name}.py"}
+    tests = f"tests/test_{name}.py"
+    own = sources | {"tool": {"pyproject.toml", tests}, "agent": {tests}}.get(kind, set())
     shown = {path: text for path, text in FILES.items() if path in own}
     assert set(shown) == own
     assert shown == {path: written[path] for path in shown}
@@ -225,6 +228,10 @@ def test_every_example_keeps_the_contract(module: str, examples: Path, service: 
         for entry in registry:
             if module == "ramet_notes":
                 check_tool_set(entry.build)
+            elif module == "ramet_sums":
+                pytest.importorskip("openai", reason="ramet-sums[test] is not installed")
+                call = '<tool_call>{"name": "add", "arguments": {"numbers": [2, 3]}}</tool_call>'
+                check_agent(entry.build(None), replies=[call, "The sum is 5."])
             else:
                 options = {"urls": [service], "per_s": 1000} if module == "ramet_lookup" else {}
                 load_check(kind)(entry.build(entry.config(**options) if options and entry.config else None))

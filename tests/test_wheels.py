@@ -27,8 +27,8 @@ from ramet.scaffold import KINDS, write_package
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/src"))]
 ALL = ROOT / "plugins/all"  # the metapackage
-LIGHT = [name for name, kind in KINDS.items() if not kind.torch]
-TORCH = [name for name, kind in KINDS.items() if kind.torch]
+TORCH = [name for name, kind in KINDS.items() if kind.test_extra == "train" or kind.needs]
+LIGHT = [name for name in KINDS if name not in TORCH]
 pytestmark = pytest.mark.slow
 
 

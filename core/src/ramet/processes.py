@@ -216,8 +216,13 @@ def _reap(pid: int) -> None:
 
 def kill_tagged(variable: str) -> None:
     """Kill all processes that have this `NAME=VALUE` in their environment; returns when all are gone. Linux only."""
-    while pids := _members(variable, "", os.getpid()):
+    while pids := tagged_processes(variable):
         _kill(pids)
+
+
+def tagged_processes(variable: str) -> list[int]:
+    """Return all processes that have this `NAME=VALUE` in their environment, without this one. Linux only."""
+    return _members(variable, "", os.getpid())
 
 
 def _kill(pids: Iterable[int]) -> None:

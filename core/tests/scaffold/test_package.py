@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,30 @@ def test_every_file_is_filled_in_and_python_parses(kind: str, tmp_path: Path) ->
             ast.parse(text)
 
 
+def imported(folder: Path) -> set[str]:
+    """Top-level modules that neither Python nor Ramet brings."""
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in names} - {"ramet", "ramet_of_mine", *sys.stdlib_module_names}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_and_pins_agree_with_the_core(kind: str, tmp_path: Path) -> None:
     write_package(kind, "of_mine", tmp_path)
     project, core = project_of(tmp_path), tomllib.loads(CORE.read_text())["project"]
     minor = int(core["version"].split(".")[1])
-    torch = [one for one in core["optional-dependencies"]["train"] if one.startswith("torch")]
-    needs_torch = any("import torch" in path.read_text() for path in (tmp_path / "src").rglob("*.py"))
     assert project["name"] == "ramet-of-mine"
     one = KINDS[kind]
     target = ":".join(filter(None, ["ramet_of_mine", one.attribute.format(name="of_mine")]))
     assert project["entry-points"] == {one.group: {"of_mine": target}}
     assert project["requires-python"] == core["requires-python"]
-    assert project["dependencies"] == [f"ramet>={core['version']},<0.{minor + 1}", *(torch if needs_torch else [])]
+    extra, extras = f"[{one.extra}]" if one.extra else "", core["optional-dependencies"]
+    assert project["dependencies"] == [f"ramet{extra}>={core['version']},<0.{minor + 1}", *one.needs]
+    assert {one.extra, one.test_extra} <= {"", *extras}
+    assert {re.split(r"\W", need)[0] for need in one.needs} == imported(tmp_path / "src")
+    assert all(need in extras["train"] for need in one.needs if need.startswith("torch"))
     module = (tmp_path / "src/ramet_of_mine/__init__.py").read_text()
     assert (f'ramet_contract = "{CONTRACT_VERSION}"' in module) == bool(one.registry)
     readme = (tmp_path / "README.md").read_text()

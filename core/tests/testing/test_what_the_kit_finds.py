@@ -17,6 +17,8 @@ import pytest
 import ramet.testing
 import ramet.testing.plugin as kit
 from ramet import (
+    AgentContext,
+    AgentResult,
     BranchAction,
     Insert,
     Markup,
@@ -316,6 +318,25 @@ def test_examples_and_replies_are_given_by_name(plugin: Callable[..., None]) -> 
     assert [problem.partition(":")[0] for problem in problems[:2]] == ["* rollout_step.table", "* tools.notes"]
     assert problems[2] == "* examples names 'tools.gone', which plugin 'mine' does not register"
     assert problems[3].startswith("* replies names 'tools.notes', ")
+
+
+class Silent:
+    """An agent that never asks the policy."""
+
+    forks = "none"
+
+    async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
+        return AgentResult(answer="5")
+
+
+def test_an_agent_is_given_replies_and_no_call(plugin: Callable[..., None]) -> None:
+    plugin(rollout_steps={"silent": Silent})
+    with pytest.raises(AssertionError, match="calls names an agent, which has tools of its own: give replies"):
+        check_plugin("mine", calls={"rollout_step.silent": "x"})
+    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+    pytest.importorskip("transformers", reason="ramet[train] is not installed")
+    with pytest.raises(AssertionError, match=r"rollout_step.silent: run never asks the policy"):
+        check_plugin("mine", replies={"rollout_step.silent": ["4"]})
 
 
 def test_a_tool_whose_calls_all_fail_is_no_pass_and_its_shared_list_is_found(plugin: Callable[..., None]) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from ramet.types import (
     AdvantageInputs,
     AdvantageOutput,
+    AgentResult,
+    AgentStatus,
     LossInputs,
     LossOutput,
     Markup,
@@ -155,7 +157,22 @@ def _is_finite(value: object) -> bool:
 
 def _holds(number: float) -> bool:
     """Whether it is finite as the float32 that it becomes."""
-    return math.isfinite(number) and abs(number) <= FLOAT32_MAX
+    return abs(number) <= FLOAT32_MAX
+
+
+def agent_problem(result: object) -> str | None:
+    """Check what the `run` of an agent gave."""
+    if not isinstance(result, AgentResult):
+        return f"run returned {result!r:.80}: return an AgentResult"
+    if not isinstance(result.answer, str | None):
+        return f"answer of the result is {result.answer!r:.80}: give a string, or None for none"
+    if result.reward is not None and not _is_finite(result.reward):
+        return f"reward of the result is {result.reward!r:.80}: give a finite number, or None for none"
+    if (problem := _json_problem(result.info)) is not None:
+        return f"info of the result is not a JSON object ({problem}): use strings, finite numbers, lists, mappings"
+    if not isinstance(result.status, AgentStatus):
+        return f"status of the result is {result.status!r:.80}: use an AgentStatus"
+    return None
 
 
 def begin_problem(inserts: object) -> str | None:

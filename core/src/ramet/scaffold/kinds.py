@@ -16,7 +16,9 @@ class Kind:
     registry: str  # field of `Registries`; "" for what no hook registers
     use: str  # arguments of `ramet` that select it; `{name}` is the registered name
     defines: str = ""  # the Python name that its template defines, from `{name}` or `{Name}`; "": none
-    torch: bool = False  # it computes with tensors
+    needs: tuple[str, ...] = ()  # packages that its template imports
+    extra: str = ""  # of Ramet, that it needs
+    test_extra: str = ""  # of Ramet, that its tests need
     group: str = "ramet"  # of its entry point
     attribute: str = ""  # of the module that the entry point names; "": the module itself
 
@@ -44,7 +46,7 @@ KINDS = {
             registry="advantages",
             use="train advantage={name}",
             defines="{Name}Estimator",
-            torch=True,
+            needs=("torch>=2.9",),
         ),
         Kind(
             name="policy_loss",
@@ -52,7 +54,7 @@ KINDS = {
             registry="policy_losses",
             use="train policy_loss={name}",
             defines="{Name}Loss",
-            torch=True,
+            needs=("torch>=2.9",),
         ),
         Kind(
             name="branch_policy",
@@ -74,6 +76,16 @@ KINDS = {
             registry="rollout_steps",
             use="train rollout_step={name} tools=[] rewards=[environment]",
             defines="{Name}Step",
+        ),
+        Kind(
+            name="agent",
+            noun="agent",
+            registry="rollout_steps",
+            use="train rollout_step={name}",
+            defines="{Name}Agent",
+            needs=("openai>=3,<4",),
+            extra="openai",  # of the gateway
+            test_extra="train",  # of the tokenizer
         ),
         Kind(name="tool_set", noun="tool set", registry="tools", use="train tools=[{name}]", defines="{Name}"),
         Kind(

@@ -83,8 +83,9 @@ def render(kind: Kind, name: str) -> dict[str, str]:
 
 def _values(kind: Kind, name: str) -> dict[str, str]:
     major, minor = re.findall(r"\d+", ramet.__version__)[:2]
-    core = f"ramet>={ramet.__version__},<{major}.{int(minor) + 1}"
-    dependencies = [core, "torch>=2.9"] if kind.torch else [core]
+    pin = f">={ramet.__version__},<{major}.{int(minor) + 1}"
+    core = f"ramet[{kind.extra}]{pin}" if kind.extra else f"ramet{pin}"
+    tests = ["pytest>=8", *([f"ramet[{kind.test_extra}]{pin}"] if kind.test_extra else [])]
     return {
         "name": name,
         "Name": camel(name),
@@ -94,7 +95,8 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "use": kind.use.format(name=name),
         "core": core,
         "contract": CONTRACT_VERSION,
-        "dependencies": ", ".join(f'"{dependency}"' for dependency in dependencies),
+        "dependencies": ", ".join(f'"{dependency}"' for dependency in [core, *kind.needs]),
+        "test_dependencies": ", ".join(f'"{dependency}"' for dependency in tests),
         "group": f'"{kind.group}"' if "." in kind.group else kind.group,
         "target": ":".join(filter(None, [f"ramet_{name}", kind.attribute.format(name=name)])),
         "about": (ABOUT_PLUGIN if kind.registry else ABOUT_EXTENSION).format(name=name, noun=kind.noun),

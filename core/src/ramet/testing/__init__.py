@@ -1,7 +1,7 @@
 """The conformance kit and its doubles: checks that a plugin keeps the contract, run by its author.
 
 `check_plugin("name")` runs everything; each `check_<kind>` takes one object. Names are imported on first use, so that
-only the checks of advantages and losses (and `tiny_batch`) load torch.
+only the checks of agents, advantages and losses (and `tiny_batch`) load torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ramet.testing.advantage import check_advantage
+    from ramet.testing.agent import check_agent
     from ramet.testing.batches import tiny_batch, tiny_loss_batch
     from ramet.testing.benchmark import check_benchmark
     from ramet.testing.branch_policy import check_branch_policy
@@ -41,6 +42,7 @@ _HOMES = {
     "ScriptedEngine": "doubles",
     "ScriptedPolicy": "doubles",
     "check_advantage": "advantage",
+    "check_agent": "agent",
     "check_benchmark": "benchmark",
     "check_branch_policy": "branch_policy",
     "check_plugin": "plugin",
@@ -68,6 +70,7 @@ __all__ = [
     "ScriptedEngine",
     "ScriptedPolicy",
     "check_advantage",
+    "check_agent",
     "check_benchmark",
     "check_branch_policy",
     "check_plugin",

@@ -97,8 +97,7 @@ class ScriptedEngine:
 
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         self.requests.append(request)
-        key, turn = read_request_id(request.id)
-        said = self.script(key.task, key.path, turn)
+        said = self.said(request)
         reply = Reply(text=said) if isinstance(said, str) else said
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -106,6 +105,11 @@ class ScriptedEngine:
             return await self._reply(request, reply, on_first)
         finally:
             self.running -= 1
+
+    def said(self, request: Request) -> Reply | str:
+        """Return the reply to a request."""
+        key, turn = read_request_id(request.id)
+        return self.script(key.task, key.path, turn)
 
     async def _reply(
         self, request: Request, reply: Reply, on_first: Callable[[FirstReport], None] | None

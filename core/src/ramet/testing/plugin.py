@@ -10,11 +10,11 @@ from typing import Any
 from ramet.config.catalog import first_line, typed_options, unusable_options
 from ramet.errors import ConfigError, PluginError
 from ramet.plugins import Plugins, load_plugins
-from ramet.plugins.component_checks import is_tool_set
+from ramet.plugins.component_checks import is_agent, is_tool_set
 from ramet.plugins.registry import Entry, Registry
 from ramet.testing.checked import LIMIT_S, time_limit
 
-# Kind of registry -> module of this package with its check, `check_<module>`.
+# Kind of registry -> the name of its check, `check_<name>`.
 CHECKS = {
     "rollout_steps": "rollout_step",
     "branch_policies": "branch_policy",
@@ -48,7 +48,8 @@ def check_plugin(
     * `skip`: why it cannot be checked here: its data is absent, it needs a server;
     * `options`: a mapping of its options, or an instance of its `config`; without it, it is built with its defaults;
     * `calls`: of a rollout step, the text by which a policy asks for the tool `echo` with the text `hello`;
-    * `replies`: of a rollout step, what a policy may write in its turns, of which the first ends no rollout;
+    * `replies`: of a rollout step, what a policy may write in its turns, of which the first ends no rollout (an agent's
+      may call its tools, and end);
     * `examples`: of a tool, arguments of valid calls; of a set of tools, a mapping of them by name of the tool.
 
     A check that hangs is reported with its line after `limit_s` seconds in which no call ended (ten times as many for
@@ -110,6 +111,10 @@ def _check(where: str, kind: str, entry: Entry[Any], options: Any, extra: dict[s
         load_check(kind, "check_tool_set")(build, **extra)
     elif entry.kind == "tool":
         load_check(kind)(built, name=entry.name, **extra)
+    elif kind == "rollout_steps" and is_agent(built):
+        if "call" in extra:
+            raise AssertionError("calls names an agent, which has tools of its own: give replies that call them")
+        load_check(kind, "check_agent")(built, **extra)
     else:
         load_check(kind)(built, **extra)
 
@@ -128,9 +133,8 @@ def _typed(entry: Entry[Any], options: Any) -> Any:
 
 
 def load_check(kind: str, name: str | None = None) -> Callable[..., None]:
-    """Import the check of a kind of registry, or another one next to it."""
-    module = CHECKS[kind]
-    check: Callable[..., None] = getattr(importlib.import_module(f"ramet.testing.{module}"), name or f"check_{module}")
+    """Import the check of a kind of registry, or another one."""
+    check: Callable[..., None] = getattr(importlib.import_module("ramet.testing"), name or f"check_{CHECKS[kind]}")
     return check
 
 

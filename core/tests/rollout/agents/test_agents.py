@@ -109,6 +109,7 @@ def test_an_agent_that_asks_for_something_else_masks_its_fork(play: Play) -> Non
     root, fork = played.rollouts
     assert root.valid and fork.fault is not None
     assert fork.fault.where == "state:agent" and "another request in turn 0" in fork.fault.message
+    assert "run ' it has '2<|end|>" in fork.fault.message and "not '1<|end|>" in fork.fault.message
 
 
 def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from ramet.errors import ConfigError, InfraError, RametError
 from ramet.io.json_values import json_fault, too_deep
+from ramet.plugins.output_checks import agent_problem
 from ramet.processes import kill_tagged, own_reaper
 from ramet.rollout.config import CommandConfig
 from ramet.types import AgentContext, AgentResult, AgentStatus, Task
@@ -28,6 +30,7 @@ KEY = "rollout_step.params"
 OUTAGE = 75  # EX_TEMPFAIL of sysexits.h
 MOST_OUTPUT = 1 << 20  # bytes of standard output and of the result
 SHOWN_ERROR = 2000  # characters of standard error in messages
+READ_S = 1.0  # for the rest of its output, once all of its processes are killed
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SHELL", "TERM")
 RESULT_KEYS = ("answer", "reward", "info", "status")
 
@@ -45,12 +48,12 @@ class CommandAgent:
         self.settings = config.settings
         self._config = config
         if not config.argv:
-            raise ConfigError(f"{KEY}.argv=[]: give a program and its arguments, as in argv=[python,agent.py]")
+            raise ConfigError(f"{KEY}.argv=[]: give a program and its arguments, as in argv=[python,/srv/agent.py]")
         if config.folder is not None and not Path(config.folder).is_dir():
             raise ConfigError(f"{KEY}.folder={config.folder}: there is no such folder")
-        path = config.env.get("PATH", os.environ.get("PATH"))
-        if "{" not in config.argv[0] and shutil.which(config.argv[0], path=path) is None:
-            raise ConfigError(f"{KEY}.argv: no program {config.argv[0]!r} (PATH={path})")
+        program, path = self._program(config.argv[0]), config.env.get("PATH", os.environ.get("PATH"))
+        if "{" not in program and shutil.which(program, path=path) is None:
+            raise ConfigError(f"{KEY}.argv: no program {program!r} (PATH={path})")
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
         task_file, result_file = ctx.folder / ".ramet_task.json", ctx.folder / ".ramet_result.json"
@@ -66,8 +69,9 @@ class CommandAgent:
         }
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         files = {"RAMET_TASK": str(task_file), "RAMET_RESULT": str(result_file), "RAMET_FOLDER": str(ctx.folder)}
-        code, out, said = await self._program(
-            [filled(argument, values) for argument in self._config.argv],
+        program, *arguments = [filled(argument, values) for argument in self._config.argv]
+        code, out, said = await self._finished(
+            [self._program(program), *arguments],
             passed_on | ctx.environ() | files | self._config.env | own_reaper().tag(),
             self._config.folder or str(ctx.folder),
             f"RAMET_KEY={ctx.key}",
@@ -78,35 +82,48 @@ class CommandAgent:
             raise ProgramFailed(f"the program ended with exit code {code}: {said}")
         return read_result(result_file, out)
 
-    async def _program(self, argv: list[str], env: dict[str, str], folder: str, tag: str) -> tuple[int, str, str]:
+    def _program(self, name: str) -> str:
+        """Return the file of a program that is named with its folder, otherwise the name, which PATH is searched for.
+
+        A relative one begins in `folder`, without that in the working directory.
+        """
+        return os.path.abspath(os.path.join(self._config.folder or "", name)) if os.sep in name else name
+
+    async def _finished(self, argv: list[str], env: dict[str, str], folder: str, tag: str) -> tuple[int, str, str]:
         """Exit code, standard output and the end of standard error. Nothing of the program runs afterwards."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=env,
-                cwd=folder,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise InfraError(f"the program {argv[0]!r} cannot be started: {error}") from error
-        assert process.stdout is not None and process.stderr is not None
-        reading = asyncio.gather(_first(process.stdout, MOST_OUTPUT), _last(process.stderr, SHOWN_ERROR))
-        try:
-            async with asyncio.timeout(self._config.timeout_s):
-                await process.wait()
-        except TimeoutError:
-            raise ProgramFailed(f"the program did not end within {KEY}.timeout_s={self._config.timeout_s:g}") from None
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(asyncio.to_thread(kill_tagged, tag))
-            await asyncio.shield(process.wait())
-            out, said = await asyncio.shield(reading)
+        async with _pipe() as (out, read_out), _pipe() as (err, read_err):
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    env=env,
+                    cwd=folder,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InfraError(f"the program {argv[0]!r} cannot be started: {error}") from error
+            finally:
+                os.close(out)
+                os.close(err)
+            kept, said = bytearray(), bytearray()
+            reading = asyncio.gather(_first(read_out, kept, MOST_OUTPUT), _last(read_err, said, 4 * SHOWN_ERROR))
+            try:
+                async with asyncio.timeout(self._config.timeout_s):
+                    await process.wait()
+            except TimeoutError:
+                limit = f"{KEY}.timeout_s={self._config.timeout_s:g}"
+                raise ProgramFailed(f"the program did not end within {limit}: {_text(said, SHOWN_ERROR)}") from None
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.shield(asyncio.to_thread(kill_tagged, tag))
+                await asyncio.shield(process.wait())
+                await asyncio.wait([reading], timeout=READ_S)  # a process without the variables may hold the pipes
+                reading.cancel()
         assert process.returncode is not None
-        return process.returncode, out, said
+        return process.returncode, kept.decode("utf-8", "replace"), _text(said, SHOWN_ERROR)
 
 
 def task_fields(task: Task) -> dict[str, Any]:
@@ -121,10 +138,8 @@ def task_fields(task: Task) -> dict[str, Any]:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with `{name}` replaced; other braces stay."""
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text
+    """The text with `{name}` replaced; other braces stay, and so do those in the values."""
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
 
 
 def read_result(file: Path, out: str) -> AgentResult:
@@ -133,7 +148,8 @@ def read_result(file: Path, out: str) -> AgentResult:
     """
     if not file.is_file():
         return AgentResult(answer=out.strip() or None)
-    raw = file.read_bytes()[: MOST_OUTPUT + 1]
+    with file.open("rb") as opened:
+        raw = opened.read(MOST_OUTPUT + 1)
     if len(raw) > MOST_OUTPUT:
         raise ProgramFailed(f"the result has more than {MOST_OUTPUT >> 20} MiB")
     try:
@@ -146,33 +162,50 @@ def read_result(file: Path, out: str) -> AgentResult:
 def result_of(fields: Any) -> AgentResult:
     """The result from JSON. Raises as `read_result`."""
     allowed = ", ".join(RESULT_KEYS)
-    if not isinstance(fields, dict) or too_deep(fields) or json_fault(fields) is not None:
+    if not isinstance(fields, dict):
         raise ProgramFailed(f"the result is {fields!r:.80}; write a JSON object with some of {allowed}")
     if unknown := sorted(fields.keys() - set(RESULT_KEYS)):
-        raise ProgramFailed(f"the result has unknown keys: {', '.join(unknown)}; allowed: {allowed}")
-    answer, reward = fields.get("answer"), fields.get("reward")
-    info, status = fields.get("info") or {}, fields.get("status", "done")
+        raise ProgramFailed(f"the result has unknown keys: {', '.join(unknown):.200}; allowed: {allowed}")
+    if (fault := "is too deep" if too_deep(fields) else json_fault(fields)) is not None:
+        raise ProgramFailed(f"the result cannot be recorded: {fault}")
+    answer, reward, info, status = (fields.get(key) for key in RESULT_KEYS)
     if status == "infra":
-        raise InfraError(f"the agent reported an outage: {info}")
-    if status not in list(AgentStatus):
+        raise InfraError(f"the agent reported an outage: {info!r:.2000}")
+    if status not in (None, *AgentStatus):
         raise ProgramFailed(f"status of the result is {status!r:.80}; allowed: done, failed, infra")
-    if not isinstance(answer, str | None) or not isinstance(info, dict):
-        raise ProgramFailed("answer of the result must be a text or null, and info an object")
-    if isinstance(reward, bool) or not isinstance(reward, int | float | None):
-        raise ProgramFailed(f"reward of the result is {reward!r:.80}; give a number or null")
-    return AgentResult(answer=answer, reward=reward, info=info, status=AgentStatus(status))
+    result = AgentResult(
+        answer=answer, reward=reward, info={} if info is None else info, status=AgentStatus(status or AgentStatus.DONE)
+    )
+    if (problem := agent_problem(result)) is not None:
+        raise ProgramFailed(problem)
+    return result
 
 
-async def _first(stream: asyncio.StreamReader, most: int) -> str:
-    """The first bytes as text; the rest is read and dropped, so that the program does not wait."""
-    kept = bytearray()
+@asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
+    """The end to write to, which the caller closes, and a reader that is closed in the end, even if others write."""
+    read, write = os.pipe()
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read, "rb"))
+    try:
+        yield write, reader
+    finally:
+        transport.close()
+
+
+async def _first(stream: asyncio.StreamReader, kept: bytearray, most: int) -> None:
+    """Keep the first bytes; the rest is read and dropped, so that the program does not wait."""
     while chunk := await stream.read(1 << 16):
         kept += chunk[: max(0, most - len(kept))]
-    return kept.decode("utf-8", "replace")
 
 
-async def _last(stream: asyncio.StreamReader, most: int) -> str:
-    kept = b""
+async def _last(stream: asyncio.StreamReader, kept: bytearray, most: int) -> None:
+    """Keep the last bytes."""
     while chunk := await stream.read(1 << 16):
-        kept = (kept + chunk)[-4 * most :]
-    return kept.decode("utf-8", "replace")[-most:].strip()
+        kept += chunk
+        del kept[:-most]
+
+
+def _text(said: bytearray, most: int) -> str:
+    return said.decode("utf-8", "replace")[-most:].strip()

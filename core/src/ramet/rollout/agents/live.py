@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.io import repeats
 from ramet.plugins import origin
+from ramet.plugins.output_checks import agent_problem
 from ramet.plugins.plugin_code import defined_at, raised_at
 from ramet.rollout.branching.events import Phase
 from ramet.rollout.faults import RolloutFailed, StateFailed
@@ -113,10 +114,8 @@ class AgentRollout:
             raise RolloutFailed(STATE, str(error)) from error
         except (Exception, SystemExit) as error:
             return AgentResult(), error
-        if not isinstance(result, AgentResult):
-            raise PluginError(
-                f"agent {origin(step)}: run returned {result!r:.80}; return an AgentResult{defined_at(step, 'run')}"
-            )
+        if (problem := agent_problem(result)) is not None:
+            raise PluginError(f"agent {origin(step)}: {problem}{defined_at(step, 'run')}")
         return result, None
 
     def _check(self, error: BaseException | None) -> None:

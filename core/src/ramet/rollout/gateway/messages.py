@@ -140,3 +140,11 @@ class TooLong(BadRequest):
 def short_id(text: str) -> str:
     """An id of letters and digits that stands for a longer one."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def text_difference(recorded: str, found: str, shown: int = 60) -> str:
+    """Say where a text begins to differ from the recorded one, in so many characters of each."""
+    pairs = enumerate(zip(recorded, found, strict=False))
+    start = next((i for i, (one, other) in pairs if one != other), min(len(recorded), len(found)))
+    before = recorded[max(0, start - shown) : start]
+    return f"after {before!r} it has {found[start : start + shown]!r}, not {recorded[start : start + shown]!r}"

@@ -32,6 +32,7 @@ from ramet.rollout.gateway.messages import (
     TurnRequest,
     in_call_order,
     short_id,
+    text_difference,
 )
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
@@ -208,27 +209,41 @@ class AgentSession:
         for said in request.messages:
             if said.role == "tool":
                 self.results.setdefault(said.call_id, (said.text, now))
-        if self._fork_turn is not None and (recorded := self._replayed(digests[-1])) is not None:
+        if self._fork_turn is not None and (recorded := self._replayed(request, digests)) is not None:
             return replace(recorded, model=request.model)
         async with self._in_order if self._settings.in_order else nullcontext():
             return await self._sampled(request, digests)
 
-    def _replayed(self, digest: Digest) -> TurnReply | None:
+    def _replayed(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply | None:
         """The recorded reply to an equal request; None for the request of the fork turn.
 
         Raises `BadRequest`, and ends the session, for a request that the record does not have.
         """
         assert self._fork_turn is not None
         for number, turn in enumerate(self._recorded):
-            if turn.request == digest:
+            if turn.request == digests[-1]:
                 del self._recorded[number]
                 return turn.reply
-        if digest == self._fork_turn.request:
+        if digests[-1] == self._fork_turn.request:
             return None
-        number = self._recorded[0].number if self._recorded else self._fork_turn.number
-        self.mismatch = f"run again, the agent made another request in turn {number} than the one that is recorded"
+        expected = self._recorded[0] if self._recorded else self._fork_turn
+        self.mismatch = (
+            f"run again, the agent made another request in turn {expected.number} than the one that is recorded"
+            f"{self._difference(request, digests, expected)}"
+        )
         self._ended = True
         raise BadRequest(self.mismatch, status=409, code="replay_mismatch")
+
+    def _difference(self, request: TurnRequest, digests: Sequence[Digest], turn: SessionTurn) -> str:
+        """Say where the request begins to differ from a recorded turn's; nothing if it cannot be rendered."""
+        try:
+            prompt = self._prompt(request, digests)
+        except BadRequest:
+            return ""
+        recorded = self.threads.threads[turn.thread].path[: turn.n_prompt]
+        if prompt == recorded:
+            return ": it offers other tools"
+        return f": {text_difference(self._encoder.decode(recorded), self._encoder.decode(prompt))}"
 
     async def _sampled(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply:
         self._check_open()
