@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def cut(value: Any, limit: int = 80) -> str:
-    """A value for a message, at most 80 characters."""
+    """A value for a message, at most `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ramet.errors import ConfigError
+from ramet.io.json_values import cut
 from ramet.types import Message, ToolSchema
 
 TIMEOUT_S = 20.0  # for the first rendering
@@ -63,8 +64,9 @@ class ChatTemplate:
             )
         except (TemplateError, ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
             reason = "it needs more memory than there is" if isinstance(error, MemoryError) else error
+            roles = [row["role"] for row in rows]
             raise ConfigError(
-                f"model.chat_template: cannot render a conversation of roles {[row['role'] for row in rows]}: {reason}"
+                f"model.chat_template: cannot render a conversation of roles {cut(roles, 200)}: {reason}"
             ) from error
         assert isinstance(text, str)
         source_chars = sum(len(row["content"]) + len(str(row.get("tool_calls", ""))) for row in rows)

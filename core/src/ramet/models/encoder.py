@@ -89,7 +89,7 @@ class Encoder:
         if not messages:
             raise ValueError("it needs at least one message")
         around = self._suffix(tuple(message.role for message in messages))
-        ids = self.markup(around.texts[0])
+        ids = self._wrapper(around.texts[0])
         ended = len(ids) > 0 and after in (ids[0], *self._call_ends)
         parts: list[Insert] = [Markup(text=self.decode(ids[1:]) if ended else around.texts[0])]
         for message, spelled, text in zip(messages, around.spelling, around.texts[1:], strict=True):

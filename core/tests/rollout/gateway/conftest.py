@@ -96,6 +96,7 @@ class Served:
     session: AgentSession
     engine: Recorded
     http: Any  # the `aiohttp.ClientSession`
+    gateway: Gateway
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """The status of the response, and its body from JSON."""
@@ -142,7 +143,7 @@ async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str =
     engine = Recorded(scripted)
     session = AgentSession(NAME, settings_of(engine, encoder, limits))
     async with Gateway() as gateway, ClientSession() as http:
-        yield Served(gateway.url, gateway.open(session), session, engine, http)
+        yield Served(gateway.url, gateway.open(session), session, engine, http, gateway)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from ramet.rollout.gateway.messages import BadRequest, Said, SaidCall, TooLong, 
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
+    check_results,
     count_of,
     flag_of,
     list_of,
@@ -74,6 +75,7 @@ def read_count(body: Mapping[str, Any]) -> TurnRequest:
     if not given:
         raise BadRequest("messages must not be empty", field="messages")
     messages = [said for i, message in enumerate(given) for said in _messages(message, f"messages[{i}]")]
+    check_results(messages, "messages")
     if system := _system(body.get("system")):
         messages.insert(0, Said(role="system", text=system))
     return TurnRequest(
@@ -103,7 +105,7 @@ def _system(content: Any) -> str:
     """The text of `system`. A block that says who pays for the request is not for the model."""
     if isinstance(content, list):
         content = [b for b in content if not (isinstance(b, dict) and str(b.get("text")).startswith(BILLING))]
-    return parts_text(content, "system", kinds=("text",), between="\n")
+    return parts_text(content or "", "system", kinds=("text",), between="\n")
 
 
 def _messages(message: Any, where: str) -> list[Said]:
@@ -133,7 +135,7 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Said]:
 
 
 def _result(block: Mapping[str, Any], where: str) -> Said:
-    text = parts_text(block.get("content"), f"{where}.content", kinds=("text",), between="\n")
+    text = parts_text(block.get("content") or "", f"{where}.content", kinds=("text",), between="\n")
     if flag_of(block, "is_error", where=where) and not text.lower().startswith("error"):
         text = f"Error: {text}"  # chat templates have no other way to say it
     return Said(role="tool", text=text, call_id=text_of(block.get("tool_use_id"), f"{where}.tool_use_id"))

@@ -11,6 +11,7 @@ from ramet.rollout.gateway.messages import BadRequest, Role, Said, SaidCall, Tur
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
+    check_results,
     count_of,
     flag_of,
     list_of,
@@ -56,12 +57,14 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
     check_fields(body, known=KNOWN, refused=REFUSED)
     if body.get("n") not in (None, 1):
         raise BadRequest("n must be 1: every reply is a turn of the rollout", field="n")
-    messages = list_of(body.get("messages"), "messages")
-    if not messages:
+    given = list_of(body.get("messages"), "messages")
+    if not given:
         raise BadRequest("messages must not be empty", field="messages")
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+    check_results(messages, "messages")
     object_of(body.get("stream_options") or {}, "stream_options")
     return TurnRequest(
-        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages)),
+        messages=tuple(messages),
         tools=_tools(body),
         stop=texts_of(body, "stop"),
         max_tokens=count_of(body, "max_completion_tokens", "max_tokens"),
@@ -78,7 +81,11 @@ def _message(message: Any, where: str) -> Said:
         raise BadRequest(
             f"{where}.role: {message.get('role')!r:.80} must be one of {', '.join(ROLES)}", field=f"{where}.role"
         )
-    text = parts_text(message.get("content"), f"{where}.content", kinds=("text", "refusal"))
+    if message.get("function_call") is not None:
+        raise BadRequest(f"{where}.function_call is not supported: give tool_calls", field=f"{where}.function_call")
+    content = message.get("content")
+    content = "" if content is None and role == "assistant" else content
+    text = parts_text(content, f"{where}.content", kinds=("text", "refusal"))
     if role == "tool":
         return Said(role="tool", text=text, call_id=text_of(message.get("tool_call_id"), f"{where}.tool_call_id"))
     calls = list_of(message.get("tool_calls") or [], f"{where}.tool_calls") if role == "assistant" else []

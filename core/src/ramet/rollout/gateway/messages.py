@@ -20,6 +20,7 @@ from ramet.types import ToolSchema
 Role = Literal["system", "user", "assistant", "tool"]
 Digest: TypeAlias = bytes
 Key: TypeAlias = tuple[Any, ...]  # hashable; equal exactly where two messages say the same
+_sorted = json.JSONEncoder(sort_keys=True)  # made once: `json.dumps` makes one for each call
 CONTEXT_LENGTH = "context_length_exceeded"  # the code by which clients know that they must shorten a conversation
 
 
@@ -43,7 +44,7 @@ class SaidCall:
     @property
     def key(self) -> Key:
         """The name and the arguments, in one spelling."""
-        return self.name, json.dumps(_one_spelling(self.parsed), sort_keys=True)
+        return self.name, _sorted.encode(_one_spelling(self.parsed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,16 @@ Raises of all functions: `BadRequest`, which names the field.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ramet.rollout.gateway.messages import BadRequest
+from ramet.rollout.gateway.messages import BadRequest, Said
 from ramet.types import ToolSchema
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty"})
+
+TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 
 
 def check_fields(body: Mapping[str, Any], *, known: frozenset[str], refused: Mapping[str, str]) -> None:
@@ -85,8 +88,6 @@ def texts_of(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def parts_text(content: Any, field: str, *, kinds: Sequence[str], between: str = "") -> str:
     """The text of a content: a text, or a list of parts of these `kinds`, each with a `text`."""
-    if content is None:
-        return ""
     if isinstance(content, str):
         return content
     texts = []
@@ -111,13 +112,34 @@ def offers_tools(body: Mapping[str, Any]) -> bool:
 
 def schema_of(function: Any, field: str, *, parameters: str) -> ToolSchema:
     """A function's description as a tool's schema; `parameters` is the dialect's field of its JSON schema."""
-    function = object_of(function, field)
-    described = function.get(parameters)
-    try:
-        return ToolSchema(
-            name=text_of(function.get("name"), f"{field}.name"),
-            description=text_of(function.get("description") or "", f"{field}.description"),
-            parameters=object_of(described, f"{field}.{parameters}") if described else {"type": "object"},
-        )
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"{field}: {error}", field=field) from error
+    function, place = object_of(function, field), f"{field}.{parameters}"
+    name = text_of(function.get("name"), f"{field}.name")
+    if not TOOL_NAME.fullmatch(name):
+        allowed = "1 to 128 letters, digits and _ . : / -"
+        raise BadRequest(f"{field}.name must have {allowed}, got {name!r:.80}", field=f"{field}.name")
+    schema = function.get(parameters)
+    schema = {"type": "object"} if schema is None or schema == {} else object_of(schema, place)
+    _check_schema(schema, place)
+    description = text_of(function.get("description") or "", f"{field}.description")
+    return ToolSchema(name=name, description=description, parameters=schema)
+
+
+def _check_schema(schema: Mapping[str, Any], field: str) -> None:
+    """Refuse a JSON schema that describes no arguments; chat templates read no further than its properties."""
+    if (kind := schema.get("type", "object")) != "object":
+        raise BadRequest(f"{field}.type must be object, got {kind!r:.80}", field=f"{field}.type")
+    properties = object_of(schema.get("properties", {}), f"{field}.properties")
+    for name, described in properties.items():
+        if not isinstance(described, bool):  # true allows every value, false none
+            object_of(described, f"{field}.properties.{name:.80}")
+    for i, name in enumerate(list_of(schema.get("required", []), f"{field}.required")):
+        text_of(name, f"{field}.required[{i}]")
+
+
+def check_results(messages: Sequence[Said], field: str) -> None:
+    """Refuse results of tools that answer no call of an earlier message."""
+    ids = set[str]()
+    for said in messages:
+        if said.role == "tool" and said.call_id not in ids:
+            raise BadRequest(f"{field}: no earlier message has the call {said.call_id!r:.80} of a result", field=field)
+        ids.update(call.id for call in said.calls)

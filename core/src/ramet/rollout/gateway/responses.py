@@ -15,6 +15,7 @@ from ramet.rollout.gateway.messages import BadRequest, Role, Said, SaidCall, Tur
 from ramet.rollout.gateway.reading import (
     asked_sampling,
     check_fields,
+    check_results,
     count_of,
     flag_of,
     list_of,
@@ -83,6 +84,7 @@ def read(body: Mapping[str, Any]) -> TurnRequest:
     messages = _messages(body["input"])
     if not messages:
         raise BadRequest("input must have at least one message", field="input")
+    check_results(messages, "input")
     if instructions := text_of(body.get("instructions") or "", "instructions"):
         messages.insert(0, Said(role="system", text=instructions))
     return TurnRequest(

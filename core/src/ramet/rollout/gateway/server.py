@@ -98,7 +98,8 @@ class Gateway:
                 app.router.add_post(f"{prefix}{path}", self._turn)
             app.router.add_get(f"{prefix}/v1/responses/{{response}}", self._response)
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count)
-        self._runner = self._web.AppRunner(app, access_log=None)
+        app.router.add_route("*", "/{path:.*}", self._unknown)
+        self._runner = self._web.AppRunner(app, access_log=None, auto_decompress=False)
         await self._runner.setup()
         site = self._web.TCPSite(self._runner, self._host, self._port)
         try:
@@ -129,8 +130,25 @@ class Gateway:
         return session
 
     async def _models(self, request: web.Request) -> web.Response:
+        try:
+            self._session(request)
+        except BadRequest as error:
+            return self._refusal(_dialect_of(request), error)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "ramet"}
         return self._web.json_response({"object": "list", "data": [model]})
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        """The refusal of a path that is not served, or not with this method."""
+        resources = request.app.router.resources()
+        allowed = sorted({method for resource in resources for method in (await resource.resolve(request))[1]} - {"*"})
+        if not allowed:
+            paths = ", ".join([*DIALECTS, "/v1/models"])
+            error = BadRequest(f"nothing is served at this path: the paths are {paths}", status=404)
+            return self._refusal(_dialect_of(request), error)
+        error = BadRequest(f"{request.method} is not supported here, only {', '.join(allowed)}", status=405)
+        response = self._refusal(_dialect_of(request), error)
+        response.headers["Allow"] = ", ".join(allowed)
+        return response
 
     async def _response(self, request: web.Request) -> web.Response:
         """An earlier reply of `/v1/responses`."""
@@ -143,7 +161,7 @@ class Gateway:
         return self._web.json_response(kept.body)
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
-        dialect = DIALECTS[request.path[request.path.rindex("/v1/") :]]
+        dialect = _dialect_of(request)
         try:
             session = self._session(request)
             raw = await self._raw(request)
@@ -222,16 +240,28 @@ class Gateway:
         key = request.match_info.get("session") or bearer or headers.get("x-api-key", "")
         session = self._sessions.get(key) if key else None
         if session is None:
-            what = "no session has this key" if key else "give the session's key as a bearer token or as x-api-key"
-            raise BadRequest(what, status=401, code=UNKNOWN_KEY)
+            what = "no session has this key: it is wrong, or the session has ended"
+            how = "give the session's key as a bearer token or as x-api-key"
+            raise BadRequest(what if key else how, status=401, code=UNKNOWN_KEY)
         return session
 
     async def _raw(self, request: web.Request) -> bytes:
-        """Raises `BadRequest` for a body that is too large."""
+        """Raises `BadRequest` for a body that is too large, compressed or cut off."""
+        if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            raise BadRequest(f"the body must not be compressed, got Content-Encoding {coding!r:.80}", status=415)
         try:
             return await request.read()
         except self._web.HTTPRequestEntityTooLarge as error:
             raise BadRequest(f"the body has more than {MAX_BODY >> 20} MiB", status=413) from error
+        except ConnectionError as error:
+            raise BadRequest("the connection was closed before the end of the body") from error
+
+
+def _dialect_of(request: web.Request) -> Dialect:
+    """The dialect in which a client reads errors: by the path, elsewhere by a header that clients of Anthropic send."""
+    path = request.path[request.path.rfind("/v1/") :]
+    is_anthropic = path.startswith("/v1/messages/") or "anthropic-version" in request.headers
+    return DIALECTS.get(path) or DIALECTS["/v1/messages" if is_anthropic else "/v1/chat/completions"]
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -266,10 +296,10 @@ async def _reply(session: AgentSession, turn: TurnRequest, request: web.Request,
     """The session's reply; a retry gets the reply to the request that it repeats.
 
     Clients of OpenAI and Anthropic say in a header how often they have tried; others may give a key. Equal bodies
-    without either are different turns: an agent may sample several at once.
+    without either are different turns: an agent may sample several at once. So are different bodies with one key.
     """
-    headers = request.headers
+    headers, digest = request.headers, hashlib.blake2b(raw).hexdigest()
     if (key := headers.get("Idempotency-Key")) is not None:
-        return await session.reply(turn, name=f"key:{key}", again=True)
+        return await session.reply(turn, name=f"key:{key}:{digest}", again=True)
     tried = headers.get("x-stainless-retry-count", "0")
-    return await session.reply(turn, name=hashlib.blake2b(raw).hexdigest(), again=tried != "0")
+    return await session.reply(turn, name=digest, again=tried != "0")

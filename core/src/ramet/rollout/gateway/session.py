@@ -36,7 +36,7 @@ from ramet.rollout.gateway.messages import (
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
-from ramet.types import Insert, Message, Segment, StopReason, ThreadStart, ToolSchema
+from ramet.types import Insert, Message, Segment, StopReason, ThreadStart
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -163,7 +163,8 @@ class AgentSession:
     def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that the request would have. Nothing is recorded. Raises `BadRequest`."""
         self._check_open()
-        return len(self._prompt(in_call_order(request)))
+        request = in_call_order(request)
+        return len(self._prompt(request, self._digests(request)))
 
     def segments(self) -> tuple[list[Segment], tuple[ThreadStart, ...]]:
         """The segments of the rollout so far in order of turns, and how threads 1, 2, … began."""
@@ -197,15 +198,14 @@ class AgentSession:
     async def _reply(self, request: TurnRequest) -> TurnReply:
         self._check_open()
         request = in_call_order(request)
-        digest = self._digest(request)
-        now = time.monotonic()
+        digests, now = self._digests(request), time.monotonic()
         for said in request.messages:
             if said.role == "tool":
                 self.results.setdefault(said.call_id, (said.text, now))
-        if self._fork_turn is not None and (recorded := self._replayed(digest)) is not None:
+        if self._fork_turn is not None and (recorded := self._replayed(digests[-1])) is not None:
             return replace(recorded, model=request.model)
         async with self._in_order if self._settings.in_order else nullcontext():
-            return await self._sampled(request, digest)
+            return await self._sampled(request, digests)
 
     def _replayed(self, digest: Digest) -> TurnReply | None:
         """The recorded reply to an equal request; None for the request of the fork turn.
@@ -224,11 +224,11 @@ class AgentSession:
         self._ended = True
         raise BadRequest(self.mismatch, status=409, code="replay_mismatch")
 
-    async def _sampled(self, request: TurnRequest, digest: Digest) -> TurnReply:
+    async def _sampled(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply:
         self._check_open()
-        turn, self._fork_turn = self._fork_turn, None
+        turn, self._fork_turn, digest = self._fork_turn, None, digests[-1]
         if turn is None:
-            prompt = self._prompt(request)
+            prompt = self._prompt(request, digests)
             max_tokens = self._room(len(self.threads.turns), len(prompt), self.threads.n_inserted(prompt), request)
             turn = self.threads.begin(prompt, digest, request.asked)
         else:
@@ -265,13 +265,12 @@ class AgentSession:
         given = array("i", [i for segment in turn.given for i in segment.token_ids])
         return self._encoder.decode(given + (ids[:-1] if ended else ids)), ended
 
-    def _prompt(self, request: TurnRequest) -> array[int]:
+    def _prompt(self, request: TurnRequest, digests: Sequence[Digest]) -> array[int]:
         """The ids in front of the reply. Raises `BadRequest` for messages that the chat template does not take."""
         if request.prompt is not None:
             return self._continued(request.prompt)
         messages, known = request.messages, 0
         if self._settings.history == "keep":
-            digests = self._digests(request.tools, messages)
             known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
         rest = messages[known:]
         if known and all(said.role != "assistant" for said in rest):
@@ -321,16 +320,16 @@ class AgentSession:
         calls = [{"name": call.name, "arguments": call.parsed} for call in said.calls]
         return Message(role=said.role, content=self._encoder.template.reply(said.text, calls))
 
-    def _digest(self, request: TurnRequest) -> Digest:
-        """Equal for requests that ask for the same: by messages and tools, or by the text to continue."""
-        if request.prompt is not None:
-            return hashlib.blake2b(f"prompt:{request.prompt}".encode("utf-8", "replace")).digest()
-        return self._digests(request.tools, request.messages)[-1]
+    def _digests(self, request: TurnRequest) -> list[Digest]:
+        """Digests, the last of which requests share that ask for the same: messages and tools, or a text to continue.
 
-    def _digests(self, tools: Sequence[ToolSchema], messages: Sequence[Said]) -> list[Digest]:
-        """One for each beginning of the conversation, the empty one first; tools are part of all."""
-        digests = [hashlib.blake2b(repr([tool.function for tool in tools]).encode("utf-8", "replace")).digest()]
-        for said in messages:
+        Messages have one for each beginning of the conversation, the empty one first.
+        """
+        if request.prompt is not None:
+            return [hashlib.blake2b(f"prompt:{request.prompt}".encode("utf-8", "replace")).digest()]
+        tools = repr([tool.function for tool in request.tools])
+        digests = [hashlib.blake2b(tools.encode("utf-8", "replace")).digest()]
+        for said in request.messages:
             digests.append(_and_then(digests[-1], said))
         return digests
 
