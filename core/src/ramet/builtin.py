@@ -18,6 +18,7 @@ from ramet.plugins.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     CommandConfig,
     EnvironmentConfig,
+    ExternalConfig,
     FromRowConfig,
     FunctionConfig,
     HermesConfig,
@@ -42,6 +43,7 @@ def register_rollout_steps(register: Register[RolloutStep | Agent]) -> None:
     register("hermes", "ramet.rollout.steps.hermes:Hermes", config=HermesConfig)
     register("function", "ramet.rollout.agents.function:FunctionAgent", config=FunctionConfig)
     register("command", "ramet.rollout.agents.command:CommandAgent", config=CommandConfig)
+    register("external", "ramet.rollout.agents.external:ExternalAgent", config=ExternalConfig)
 
 
 @hookimpl

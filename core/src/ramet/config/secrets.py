@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-SECRET = re.compile(r"(.*_)?(api_?key|secret(_key)?|password|passwd|(access|auth|bearer)_token|credentials?)")
+SECRET = re.compile(r"(.*_)?((api|admin)_?key|secret(_key)?|password|passwd|(access|auth|bearer)_token|credentials?)")
 HEADER = re.compile(r"(proxy_)?authorization|cookie")  # of HTTP: `Bearer ${oc.env:TOKEN}`
 PERHAPS = re.compile(r"(.*_)?(key|token)")
 RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=-]{16,}")

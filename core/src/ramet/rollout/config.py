@@ -104,6 +104,20 @@ class CommandConfig(AgentOptions):
 
 
 @dataclass(kw_only=True, slots=True)
+class ExternalConfig(AgentOptions):
+    """The agent `external`: programs elsewhere, which lease the rollouts over HTTP."""
+
+    admin_key: str | None = option(
+        None,
+        "key of the control plane, as ${oc.env:VARIABLE}; null: each rollout worker draws one and logs it with its "
+        "address",
+    )
+    lease_s: float = option(
+        60.0, "seconds without a sign of life until a leased rollout is masked: requests and `alive` are some", above=0
+    )
+
+
+@dataclass(kw_only=True, slots=True)
 class FromRowConfig:
     """The tool `from_row`: it returns what the task's row has, for tests and recorded tools."""
 

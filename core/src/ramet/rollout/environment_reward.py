@@ -1,4 +1,4 @@
-"""The reward `environment`: the rollout step's rewards of the turns, their sum or the last."""
+"""The reward `environment`: the rewards of turns, their sum or the last, and those of tokens that an agent got."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ramet.errors import ConfigError
 from ramet.rollout.config import EnvironmentConfig
-from ramet.types import Rollout
+from ramet.types import Rollout, Score
 
 
 class EnvironmentReward:
@@ -24,15 +24,21 @@ class EnvironmentReward:
             raise ConfigError(f"params.clip={clip}: allowed: [lowest, highest], the first under the second; null: none")
         self._gives_rewards = False
 
-    async def __call__(self, group: Sequence[Rollout]) -> list[float]:
+    async def __call__(self, group: Sequence[Rollout]) -> list[float | Score]:
         turn_rewards = [[reward for reward in rollout.turn_rewards if reward is not None] for rollout in group]
-        self._gives_rewards = self._gives_rewards or any(turn_rewards)
+        self._gives_rewards = self._gives_rewards or any(turn_rewards) or any(r.token_rewards for r in group)
         if not self._gives_rewards:
             raise ConfigError(
                 f"rewards.environment: no turn of task {group[0].task.id!r} has a reward; it sums StepResult.reward of "
                 "the rollout step (0.0 where nothing was earned): choose a rollout_step that gives it or another reward"
             )
-        return [self._value(rewards) for rewards in turn_rewards]
+        return [self._score(rollout, rewards) for rollout, rewards in zip(group, turn_rewards, strict=True)]
+
+    def _score(self, rollout: Rollout, rewards: list[float]) -> float | Score:
+        value, scale = self._value(rewards), self.config.scale
+        if not rollout.token_rewards:
+            return value
+        return Score(value=value, token_rewards={at: scale * reward for at, reward in rollout.token_rewards.items()})
 
     def _value(self, rewards: list[float]) -> float:
         value = self.config.scale * sum(rewards[-1:] if self.config.last else rewards, start=0.0)

@@ -133,6 +133,7 @@ def _cut(
         tool_calls=tuple(call for call in rollout.tool_calls if call.turn < last),
         infos=rollout.infos[:last],
         turn_rewards=rollout.turn_rewards[:last],
+        token_rewards={},
         state_keys=rollout.state_keys[:last],
         stats={},
     )

@@ -142,12 +142,16 @@ def record_body(record: GroupRecord) -> dict[str, Any]:
         for segment in scored.rollout.segments:
             segments.setdefault(id(segment), (len(segments), segment))
     index = {key: number for key, (number, _) in segments.items()}
+    rollouts = {scored.rollout.id: scored.rollout for scored in record.group.rollouts}
     return {
         "schema": SCHEMA,
         "step": record.step,
         "task": _task_data(record.group.task),
         "segments": [_segment_data(segment) for _, segment in segments.values()],
-        "rollouts": [_rollout_data(s, index, record.advantages) for s in record.group.rollouts],
+        "rollouts": [
+            {**_rollout_data(s, index, record.advantages), **_agent_rewards(s.rollout, rollouts)}
+            for s in record.group.rollouts
+        ],
         **({} if record.number is None else {"number": record.number}),
         **({"greedy": list(record.greedy)} if record.greedy else {}),
     }
@@ -201,6 +205,18 @@ def _rollout_data(
         "token_rewards": {str(k): v for k, v in scored.token_rewards.items()},
         **({"reasons": dict(scored.reasons)} if scored.reasons else {}),
         "advantages": _pack(advantages.get(rollout.id)),
+    }
+
+
+def _agent_rewards(rollout: Rollout, rollouts: Mapping[str, Rollout]) -> dict[str, Any]:
+    """Rewards of agents' rollouts alone: of tokens, and a fork's own for turns that it shares with its parent."""
+    fork_turn = rollout.fork_turn or 0
+    shared = rollout.turn_rewards[:fork_turn]
+    parent = rollouts[rollout.parent].turn_rewards[:fork_turn] if rollout.parent is not None else ()
+    tokens = {str(position): reward for position, reward in rollout.token_rewards.items()}
+    return {
+        **({"shared_turn_rewards": list(shared)} if shared != parent else {}),
+        **({"agent_token_rewards": tokens} if tokens else {}),
     }
 
 
@@ -262,6 +278,7 @@ def _scored(
     own_calls = tuple(ToolRecord(**{**call, "status": CallStatus(call["status"])}) for call in data["tool_calls"])
     parent, fork_turn = data["parent"], data["fork_turn"]
     before = None if parent is None else earlier[parent].rollout
+    shared_rewards = before.turn_rewards[:fork_turn] if before else ()
     rollout = Rollout(
         id=data["id"],
         task=task,
@@ -277,7 +294,8 @@ def _scored(
         prefix=None if data.get("prefix") is None else PrefixSource(**data["prefix"]),
         tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own_calls,
         infos=(before.infos[:fork_turn] if before else ()) + tuple(data["infos"]),
-        turn_rewards=(before.turn_rewards[:fork_turn] if before else ()) + tuple(data["turn_rewards"]),
+        turn_rewards=tuple(data.get("shared_turn_rewards", shared_rewards)) + tuple(data["turn_rewards"]),
+        token_rewards={int(position): reward for position, reward in data.get("agent_token_rewards", {}).items()},
         state_keys=(before.state_keys[:fork_turn] if before else ()) + tuple(data.get("state_keys", ())),
         fault=None if data["fault"] is None else Fault(**data["fault"]),
         left_out=data["left_out"],

@@ -67,6 +67,7 @@ class LiveRollout:
     thread_starts: tuple[ThreadStart, ...] = ()
     stop: StopReason | None = None
     answer: str | None = None
+    token_rewards: Mapping[int, float] = field(default_factory=dict)  # by response position
     fault: Fault | None = None
     left_out: str | None = None  # why, if it is on purpose
     ends_at: float | None = None  # when its deadline is, in the event loop's time; None: it has not begun
@@ -166,6 +167,7 @@ class LiveRollout:
         self.turns = before.turns
         self.thread_starts = self.thread_starts[: max(segment.thread for segment in self.segments)]
         self.stop, self.fault, self.answer, self.score = StopReason.PRUNED, None, None, None
+        self.token_rewards = {}
 
     def inserted(self, turn: int) -> str:
         """Text inserted after an ended turn; -1: the first observation, after the prompt."""
@@ -217,6 +219,7 @@ class LiveRollout:
             tool_calls=tuple(self.tool_calls),
             infos=tuple(turn.info for turn in self.turns if turn.info is not None),
             turn_rewards=tuple(turn.reward for turn in self.turns if turn.info is not None),
+            token_rewards=self.token_rewards,
             state_keys=tuple(turn.state_key for turn in self.turns[: self._n_named]),
             fault=self.fault,
             left_out="branch_policy" if self.stop is StopReason.PRUNED else self.left_out,

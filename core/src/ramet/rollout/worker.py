@@ -23,6 +23,7 @@ from ramet.rollout.agents.group import agent_settings
 from ramet.rollout.agents.live import MODEL
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
+from ramet.rollout.gateway.control import ControlPlane
 from ramet.rollout.gateway.server import Gateway
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
@@ -237,8 +238,11 @@ class RolloutWorker:
         """Open the gateway of an agent, at the first call."""
         if is_agent(self.step) and self._gateway is None:
             settings = agent_settings(self.step)
-            gateway = Gateway(host=settings.host, port=settings.port, model=MODEL)
+            control: ControlPlane | None = getattr(self.step, "control", None)
+            gateway = Gateway(host=settings.host, port=settings.port, model=MODEL, control=control)
             self._gateway = await gateway.__aenter__()
+            if control is not None:
+                control.log_address(self._gateway.url)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of rollouts and tools since the last call."""

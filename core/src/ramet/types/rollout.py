@@ -162,6 +162,7 @@ class Rollout:
     tool_calls: tuple[ToolRecord, ...] = ()
     infos: tuple[Mapping[str, Any], ...] = ()  # `StepResult.info` by turn; shorter if a turn never ended
     turn_rewards: tuple[float | None, ...] = ()  # `StepResult.reward` by turn; None: the turn gave none
+    token_rewards: Mapping[int, float] = field(default_factory=dict)  # of an agent's tokens, by response position
     state_keys: tuple[str | None, ...] = ()  # `Environment.state_key` by turn, as it began; None: it had no name
     fault: Fault | None = None
     left_out: str | None = None  # why it was left out of statistics and loss on purpose; no fault

@@ -137,7 +137,7 @@ class AgentRollout:
         """Note what the agent returned, and why the rollout stopped."""
         live, crashed = self.live, result.status is AgentStatus.FAILED
         self._close_turn(self.session.threads.turns[live.turn])
-        reward = 0.0 if crashed and result.reward is None else result.reward
+        reward = self._note_rewards(result)
         live.record_end({**result.info, **({"agent": str(result.status)} if crashed else {})}, reward)
         live.answer = None if crashed else result.answer
         if live.answer is not None:
@@ -147,6 +147,17 @@ class AgentRollout:
         if crashed and settings.on_crash == "mask":
             live.left_out = "agent_crash"
         add_metrics(live, {"agent_crashed": float(crashed), "malformed_calls": float(self.session.malformed_calls)})
+
+    def _note_rewards(self, result: AgentResult) -> float | None:
+        """Note the rewards of turns and tokens that came while it ran; returns the rollout's."""
+        live, rewards = self.live, self.session.rewards
+        for number, record in enumerate(live.turns):
+            record.reward = rewards.turns.get(number)
+        live.token_rewards = rewards.by_position(self.session.threads.turns)
+        given = [reward for reward in (rewards.rollout, result.reward) if reward is not None]
+        if given:
+            return sum(given)
+        return 0.0 if result.status is AgentStatus.FAILED else None
 
     def refresh(self) -> None:
         """Bring the live rollout's segments up to the session's, of the turns that it shows."""

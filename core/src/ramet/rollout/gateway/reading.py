@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,24 @@ def count_of(body: Mapping[str, Any], *names: str) -> int | None:
             raise BadRequest(f"{name} must be an integer of at least 1, got {value!r:.80}", field=name)
         return value
     return None
+
+
+def number_of(body: Mapping[str, Any], name: str) -> float | None:
+    """A finite number, if the field is given."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise BadRequest(f"{name} must be a finite number, got {value!r:.80}", field=name)
+    return float(value)
+
+
+def index_of(body: Mapping[str, Any], name: str) -> int | None:
+    """An integer of at least 0, if the field is given."""
+    value = body.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise BadRequest(f"{name} must be an integer of at least 0, got {value!r:.80}", field=name)
+    return value
 
 
 def flag_of(body: Mapping[str, Any], name: str, *, default: bool = False, where: str = "") -> bool:

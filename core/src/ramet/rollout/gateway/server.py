@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +27,8 @@ from ramet.rollout.gateway.session import AgentSession
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from ramet.rollout.gateway.control import ControlPlane
 
 logger = logging.getLogger(__name__)
 MAX_BODY = 32 << 20  # bytes of a request: 128k tokens take about half a megabyte
@@ -75,16 +78,24 @@ DIALECTS: dict[str, Dialect] = {
 class Gateway:
     """`async with Gateway(…) as gateway`: serves sessions at `gateway.url` until the block ends."""
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, model: str = "policy") -> None:
-        """`port` 0: any free one. `model` is the name under which the policy is listed. Raises `ConfigError` without
-        aiohttp.
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        model: str = "policy",
+        control: ControlPlane | None = None,
+    ) -> None:
+        """`port` 0: any free one. `model` is the name under which the policy is listed. `control` is served too.
+
+        Raises `ConfigError` without aiohttp.
         """
         try:
             from aiohttp import web
         except ImportError as error:
             raise ConfigError("the gateway needs the package aiohttp: pip install 'ramet[openai]'") from error
         self._web = web
-        self._host, self._port, self._model = host, port, model
+        self._host, self._port, self._model, self._control = host, port, model, control
         self._sessions: dict[str, AgentSession] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -98,6 +109,8 @@ class Gateway:
                 app.router.add_post(f"{prefix}{path}", self._turn)
             app.router.add_get(f"{prefix}/v1/responses/{{response}}", self._response)
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count)
+        if self._control is not None:
+            self._control.add_routes(app, self)
         app.router.add_route("*", "/{path:.*}", self._unknown)
         self._runner = self._web.AppRunner(app, access_log=None, auto_decompress=False)
         await self._runner.setup()
@@ -112,6 +125,8 @@ class Gateway:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        if self._control is not None:
+            await self._control.close()
         for key in list(self._sessions):
             self.close(key)
         if self._runner is not None:
@@ -129,11 +144,15 @@ class Gateway:
         session.end()
         return session
 
+    def session(self, key: str) -> AgentSession:
+        """Return the session with this key. Raises `KeyError`."""
+        return self._sessions[key]
+
     async def _models(self, request: web.Request) -> web.Response:
         try:
             self._session(request)
         except BadRequest as error:
-            return self._refusal(_dialect_of(request), error)
+            return self.refusal(_dialect_of(request), error)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "ramet"}
         return self._web.json_response({"object": "list", "data": [model]})
 
@@ -144,9 +163,9 @@ class Gateway:
         if not allowed:
             paths = ", ".join([*DIALECTS, "/v1/models"])
             error = BadRequest(f"nothing is served at this path: the paths are {paths}", status=404)
-            return self._refusal(_dialect_of(request), error)
+            return self.refusal(_dialect_of(request), error)
         error = BadRequest(f"{request.method} is not supported here, only {', '.join(allowed)}", status=405)
-        response = self._refusal(_dialect_of(request), error)
+        response = self.refusal(_dialect_of(request), error)
         response.headers["Allow"] = ", ".join(allowed)
         return response
 
@@ -157,15 +176,15 @@ class Gateway:
                 raise BadRequest("stream is not supported for an earlier reply", field="stream")
             kept = self._session(request).kept.response(request.match_info["response"], "response_id")
         except BadRequest as error:
-            return self._refusal(DIALECTS["/v1/responses"], error)
+            return self.refusal(DIALECTS["/v1/responses"], error)
         return self._web.json_response(kept.body)
 
     async def _turn(self, request: web.Request) -> web.StreamResponse:
         dialect = _dialect_of(request)
         try:
             session = self._session(request)
-            raw = await self._raw(request)
-            body = _object(raw)
+            raw = await self.raw(request)
+            body = read_object(raw)
             if dialect.resolve is not None:
                 body = dialect.resolve(body, session.kept)
             turn = dialect.read(body)
@@ -176,19 +195,19 @@ class Gateway:
                 return self._web.json_response(dialect.write(await reply, body))
             return await self._stream(request, dialect, body, reply)
         except Exception as error:
-            return self._refusal(dialect, error)
+            return self.refusal(dialect, error)
 
     async def _count(self, request: web.Request) -> web.Response:
         """The tokens that a request to `/v1/messages` would have as its prompt."""
         try:
             session = self._session(request)
-            turn = anthropic.read_count(_object(await self._raw(request)))
+            turn = anthropic.read_count(read_object(await self.raw(request)))
             return self._web.json_response({"input_tokens": session.count(turn)})
         except Exception as error:
-            return self._refusal(DIALECTS["/v1/messages"], error)
+            return self.refusal(DIALECTS["/v1/messages"], error)
 
-    def _refusal(self, dialect: Dialect, error: Exception) -> web.Response:
-        """The error in the dialect's form. Of a mistake of Ramet's the log has the traceback."""
+    def refusal(self, dialect: Dialect, error: Exception) -> web.Response:
+        """Return the error in the dialect's form. Of a mistake of Ramet's the log has the traceback."""
         if isinstance(error, InfraError):
             logger.warning("gateway: %s", error)
             return self._web.json_response(dialect.error(error), status=503)
@@ -243,10 +262,11 @@ class Gateway:
             what = "no session has this key: it is wrong, or the session has ended"
             how = "give the session's key as a bearer token or as x-api-key"
             raise BadRequest(what if key else how, status=401, code=UNKNOWN_KEY)
+        session.heard_at = time.monotonic()
         return session
 
-    async def _raw(self, request: web.Request) -> bytes:
-        """Raises `BadRequest` for a body that is too large, compressed or cut off."""
+    async def raw(self, request: web.Request) -> bytes:
+        """Return the body. Raises `BadRequest` for one that is too large, compressed or cut off."""
         if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
             raise BadRequest(f"the body must not be compressed, got Content-Encoding {coding!r:.80}", status=415)
         try:
@@ -264,8 +284,8 @@ def _dialect_of(request: web.Request) -> Dialect:
     return DIALECTS.get(path) or DIALECTS["/v1/messages" if is_anthropic else "/v1/chat/completions"]
 
 
-def _object(raw: bytes) -> dict[str, Any]:
-    """The body. Raises `BadRequest` for what is not a JSON object, and for what Python reads but tokenizers do not."""
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return the body. Raises `BadRequest` for what is not a JSON object, and for what Python reads but tokenizers do not."""
     try:
         body = json.loads(raw.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

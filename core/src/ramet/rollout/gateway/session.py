@@ -34,6 +34,7 @@ from ramet.rollout.gateway.messages import (
     short_id,
     text_difference,
 )
+from ramet.rollout.gateway.rewards import SessionRewards
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
@@ -113,6 +114,8 @@ class AgentSession:
         self.watch = watch
         self.malformed_calls = 0
         self.kept = KeptResponses()
+        self.rewards = SessionRewards()
+        self.heard_at = time.monotonic()  # the last sign of life of the client
         self.results: dict[str, tuple[str, float]] = {}  # by call: its result, and when a request first had it
         self.refused: StopReason | None = None  # the limit that a request met
         self.failures: dict[Digest, str] = {}  # requests that the engine failed, and that did not succeed later
@@ -142,6 +145,11 @@ class AgentSession:
         return fork
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the client's last sign of life; 0 while a request is being answered."""
+        return 0.0 if any(not reply.done() for reply in self._replies.values()) else time.monotonic() - self.heard_at
+
+    @property
     def is_replaying(self) -> bool:
         """Whether it is a fork whose agent has not come to its fork point yet."""
         return self._fork_turn is not None
@@ -161,6 +169,8 @@ class AgentSession:
             if running.cancelled():
                 self._check_open()  # raises where the session has ended meanwhile
             raise
+        finally:
+            self.heard_at = time.monotonic()
 
     def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that the request would have. Nothing is recorded. Raises `BadRequest`."""

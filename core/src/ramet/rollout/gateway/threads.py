@@ -52,7 +52,12 @@ class SessionTurn:
     @property
     def end(self) -> int:
         """Tokens of the thread's path up to the end of this turn."""
-        return self.n_prompt + sum(len(segment) for segment in self.segments if segment.is_sampled)
+        return self.n_prompt + self.n_sampled
+
+    @property
+    def n_sampled(self) -> int:
+        """Tokens that were sampled in this turn, those of another rollout included."""
+        return sum(len(segment) for segment in self.segments if segment.is_sampled)
 
     @property
     def given(self) -> list[Segment]:
