@@ -50,7 +50,7 @@ SessionOf: TypeAlias = Callable[[Context], ToolSession]
 
 
 class Address(NamedTuple):
-    """Where the server listens. Port 0: any free one."""
+    """Host and port of the server. Port 0: any free one."""
 
     host: str
     port: int
@@ -198,12 +198,12 @@ class WithKey:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 refusal = PlainTextResponse("give the key of the server as the header Authorization: Bearer KEY", 401)
                 await refusal(scope, receive, send)
                 return
