@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from ramet.config.compose import compose
 from ramet.config.sections import without_model
 from ramet.errors import ConfigError
 from ramet.play.tool_sessions import NO_TASK, open_sessions, read_task
+from ramet.rollout.agents.command import task_fields
 from ramet.testing.doubles import echo_tool
-from ramet.types import Task, Tool, user_prompt
+from ramet.types import Message, Task, Tool, user_prompt
 
 
 class Pair:
@@ -78,6 +80,13 @@ def test_a_task_may_describe_its_tools_whose_results_are_in_the_row(tmp_path: Pa
     asyncio.run(main())
     with pytest.raises(ConfigError, match=r"tools=\[from_row\]"):
         offered([], task)
+
+
+def test_an_agents_file_is_its_task_without_answers(tmp_path: Path) -> None:
+    messages = (Message(role="system", content="Think."), Message(role="user", content="Why?"))
+    task = Task(id="set/7", prompt=messages, answer=("42",), metadata={"level": 2, "prompt": "own"})
+    (tmp_path / "task.json").write_text(json.dumps(task_fields(task)))
+    assert read_task(tmp_path / "task.json", config("data.columns.prompt=q")) == replace(task, answer=())
 
 
 @pytest.mark.parametrize(

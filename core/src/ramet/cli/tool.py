@@ -121,7 +121,7 @@ def _parser() -> Parser:
         "--http", metavar="HOST:PORT", help="serve over HTTP; without HOST at the loopback, port 0: any"
     )
     parser.add_argument(
-        "--task", type=Path, metavar="FILE", help="the calls' task: JSON with the columns of a data file"
+        "--task", type=Path, metavar="FILE", help="the calls' task: RAMET_TASK, or JSON with columns of data"
     )
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     return parser

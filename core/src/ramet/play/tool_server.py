@@ -236,7 +236,7 @@ def make_server(sessions: ToolSessions, session_of: SessionOf, *, over_http: boo
         if needs_sessions and context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             raise MCPError(
                 types.UNSUPPORTED_PROTOCOL_VERSION,
-                f"tools with states need sessions, which the protocol {context.protocol_version} has not over HTTP",
+                f"tools with states need sessions, and {context.protocol_version} has none over HTTP",
                 {"supported": [*HANDSHAKE_PROTOCOL_VERSIONS], "requested": context.protocol_version},
             )
         if params.name not in sessions.schemas:

@@ -23,6 +23,7 @@ from ramet.data.layout import ABSENT, Columns, answer_column, value_at
 from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
 from ramet.io.json_rows import as_row
+from ramet.rollout.agents.command import task_fields
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.jobs import expanded
 from ramet.rollout.keys import RolloutKey
@@ -39,28 +40,37 @@ if TYPE_CHECKING:
 
 UNLIMITED = 1 << 40
 NO_TASK = Task(id="call", prompt=user_prompt(""))
+NO_ANSWER = "(no answer)"  # a column
 
 
 def read_task(path: Path, config: Config) -> Task:
-    """The task of a file with one JSON object, which has the columns of a data file; an answer may be missing.
-
-    Raises `ConfigError`.
+    """The task of a file with one JSON object: what an agent gets (`task_fields`), or the columns of a data file, of
+    which the answer may be missing. Raises `ConfigError`.
     """
+    row = as_row(1, _json(path))
+    is_agents = row.values.keys() == task_fields(NO_TASK).keys() and isinstance(row.values["metadata"], dict)
+    columns = Columns() if is_agents else Columns.of(config.data.columns)
+    values = {"prompt": row.values["prompt"]} if is_agents else row.values
+    has_answer = value_at(values, answer_column(values, columns)) is not ABSENT
+    if not has_answer:
+        values, columns = {**values, NO_ANSWER: "none"}, replace(columns, answer=NO_ANSWER)
     try:
-        values = json.loads(path.read_bytes().decode("utf-8-sig"))
+        task = make_task(replace(row, values=values), path.stem, path.stem, columns)
+    except BadRow as error:
+        raise ConfigError(f"--task={path}: {error}") from error
+    if is_agents:
+        fields = {name: row.values[name] for name in ("id", "data_source", "metadata")}
+        return replace(task, **fields, answer=())
+    return task if has_answer else replace(task, answer=())
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--task={path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--task={path}: not a JSON object: {error}") from error
-    row, columns = as_row(1, values), Columns.of(config.data.columns)
-    has_answer = value_at(row.values, answer_column(row.values, columns)) is not ABSENT
-    if not has_answer:
-        row, columns = replace(row, values={**row.values, "answer": "none"}), replace(columns, answer="answer")
-    try:
-        task = make_task(row, path.stem, path.stem, columns)
-    except BadRow as error:
-        raise ConfigError(f"--task={path}: {error}") from error
-    return task if has_answer else replace(task, answer=())
 
 
 class NoTokens:
