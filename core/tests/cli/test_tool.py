@@ -120,6 +120,14 @@ def test_what_is_wrong_with_what_is_served_is_one_line(
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
+def test_a_server_without_the_library_of_the_protocol_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert main(["tool", "serve", "say"]) == 1
+    assert "pip install 'ramet[mcp]'" in capsys.readouterr().err
+
+
 def test_a_call_without_a_model_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from ramet.cli import main; main(['tool', 'call', 'mcp', 'tools.mcp.params.command=[gone]']);"

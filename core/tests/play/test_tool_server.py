@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import signal
@@ -28,8 +29,7 @@ from ramet.testing.doubles import echo_tool
 from ramet.types import Task, ToolCall, ToolResult, ToolSchema, user_prompt
 
 mcp = pytest.importorskip("mcp", reason="ramet[mcp] is not installed")
-tool_server = pytest.importorskip("ramet.play.tool_server")
-types = pytest.importorskip("mcp_types")
+tool_server, types = (importlib.import_module(name) for name in ("ramet.play.tool_server", "mcp_types"))
 MODES = ("auto", "legacy")  # the protocol of 2026-07-28, and the one before it
 PLUGIN = '''
 """Tools of these tests for a process of their own."""

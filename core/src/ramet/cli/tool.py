@@ -7,6 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,10 @@ def _serve(options: argparse.Namespace) -> int:
     names = [text for text in options.words if text not in overrides]
     if not names and not any(_CHOOSES.match(text) for text in overrides):
         raise ConfigError("tool serve: name the tools, as in `ramet tool serve python search`; see `ramet tool --help`")
+    from ramet.rollout.tools.mcp import NOT_INSTALLED
+
+    if find_spec("mcp") is None:
+        raise ConfigError(f"tool serve: {NOT_INSTALLED}")
     server = importlib.import_module("ramet.play.tool_server")
     if options.http is not None:
         address = server.Address.read(options.http)
