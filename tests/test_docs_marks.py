@@ -132,9 +132,10 @@ def check(name: str, words: list[str], line: str) -> None:
     options = parser.parse_intermixed_args(words[: words.index("--")] if "--" in words else words)
     if name == "tool":
         overrides = [word for word in options.words if re.match(r"[\w.]+=", word)]
-        assert options.what == "call", options.what
+        assert options.what in ("call", "serve"), options.what
         has_own = OWN.fullmatch(line) or any(".use=" in word for word in overrides)
-        chosen = [] if has_own else [f"tools=[{options.words[0]}]"]
+        names = options.words[:1] if options.what == "call" else [word for word in options.words if "=" not in word]
+        chosen = [] if has_own else [f"tools=[{','.join(names)}]"]
         assert compose(without_model([*chosen, *overrides]), job="tool").job == "tool"
     elif name in JOBS and not is_import and hasattr(options, "overrides"):
         bare = [word for word in options.overrides if "=" not in word]

@@ -1,5 +1,5 @@
 """Running a coroutine to its end, also where an event loop runs already (notebooks); the first error of a task group;
-who cancelled a task.
+who cancelled a task; calls that may block for ever.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -87,6 +87,25 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]], *, timeout_s: fl
         for task in done:
             if not task.cancelled():
                 task.exception()  # read, or asyncio would report it
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """Return what `call` returns, or raise what it raises. The thread is a daemon: the program ends while it waits, as
+    for a line of the standard input.
+    """
+    result = Future[T]()
+    result.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            value = call()
+        except Exception as error:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    threading.Thread(target=run, name="ramet-waits", daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 class _InThread:

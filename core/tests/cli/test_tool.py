@@ -92,8 +92,9 @@ def test_arguments_may_come_from_the_standard_input(
     [
         ([], "tool: give the call, as in `ramet tool call python 'print(1)'`; see `ramet tool --help`"),
         (["say", "a", "b"], "tool call: one text of arguments, got 2: 'a', 'b'; put it in quotes"),
-        (["say", "a", "tools=[now]"], "tool call: no tool 'say'; configured: now"),
-        (["sya", "a", "tools=[say]"], "tool call: no tool 'sya'; configured: say. Did you mean 'say'?"),
+        (["say", "a", "tools=[now]"], "tool: no tool 'say'; configured: now"),
+        (["say", "a", "--http", "80"], "tool call: --http is an option of `ramet tool serve`"),
+        (["sya", "a", "tools=[say]"], "tool: no tool 'sya'; configured: say. Did you mean 'say'?"),
     ],
 )
 def test_what_is_wrong_with_the_command_is_one_line(
@@ -101,6 +102,30 @@ def test_what_is_wrong_with_the_command_is_one_line(
 ) -> None:
     assert main(["tool", "call", *arguments]) == 1
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "tool serve: name the tools, as in `ramet tool serve python search`; see `ramet tool --help`"),
+        (["say", "--http", "x"], "--http=x: expected HOST:PORT, as in 127.0.0.1:8080 (port 0: any free one)"),
+        (["now", "--http", "0", "tools=[say]"], "tool: no tool 'now'; configured: say"),
+    ],
+)
+def test_what_is_wrong_with_what_is_served_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mcp", reason="ramet[mcp] is not installed")
+    assert main(["tool", "serve", *arguments]) == 1
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_server_without_the_library_of_the_protocol_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert main(["tool", "serve", "say"]) == 1
+    assert "pip install 'ramet[mcp]'" in capsys.readouterr().err
 
 
 def test_a_call_without_a_model_loads_neither_torch_nor_transformers() -> None:

@@ -33,7 +33,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "play": Command("run one prompt with tools, and print every turn", "play:run"),
     "gateway": Command("serve a model to an agent over HTTP, and record every token", "gateway:run"),
     "demo": Command("replay a recorded run and write its report: no torch, no network", "demo:run"),
-    "tool": Command("call one tool, with the settings of a run", "tool:run"),
+    "tool": Command("call one tool, or serve tools to an agent, with the settings of a run", "tool:run"),
     "doctor": Command("check this machine and its API keys, or why a run does not learn", "doctor:run"),
     "algorithms": Command("list the presets of algorithm=, with paper and use", "algorithms:run"),
     "recipes": Command("list ready-made experiments, and what they need", "recipes:run"),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import importlib
 import os
 import re
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from ramet.cli.terminal import Parser, print_problems
 from ramet.config.keys import JOBS
 from ramet.config.sections import GROUPS
 from ramet.errors import ConfigError
+from ramet.event_loop import in_daemon_thread
 
 OK, MASKED = 0, 2  # exit codes: infrastructure failed in a rollout
 _SETTING = re.compile(r"[+~]*([\w./-]+)=")
@@ -110,7 +108,7 @@ async def _lines(*, talks: bool) -> AsyncIterator[str | None]:
         while True:
             if asks:
                 print("> ", end="", flush=True)
-            line = await _in_thread(raw.readline)
+            line = await in_daemon_thread(raw.readline)
             text = line.decode("utf-8", "replace").strip()
             if not line or (asks and text == "/quit"):
                 break
@@ -118,21 +116,3 @@ async def _lines(*, talks: bool) -> AsyncIterator[str | None]:
                 yield None if talks and text == "/new" else text
     if asks:
         print()
-
-
-async def _in_thread(read: Callable[[], bytes]) -> bytes:
-    """Ask while tools and engine continue. The thread is a daemon: Ctrl-C ends the program while it still waits."""
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[bytes] = loop.create_future()
-
-    def give(data: bytes) -> None:
-        if not line.done():
-            line.set_result(data)
-
-    def wait() -> None:
-        data = read()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
-            loop.call_soon_threadsafe(give, data)
-
-    threading.Thread(target=wait, name="ramet-questions", daemon=True).start()
-    return await line
