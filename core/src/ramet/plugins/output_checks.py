@@ -18,6 +18,7 @@ from ramet.types import (
     LossInputs,
     LossOutput,
     Markup,
+    Message,
     Rollout,
     Score,
     StepResult,
@@ -160,9 +161,11 @@ def _holds(number: float) -> bool:
 
 def begin_problem(inserts: object) -> str | None:
     """Check what the `begin` of an environment gave."""
-    if not _are_inserts(inserts):
-        return f"begin returned {inserts!r:.200}: return a list of Markup and Untrusted, [] for nothing"
-    return None
+    if _are_inserts(inserts) or (isinstance(inserts, LISTS) and all([isinstance(part, Message) for part in inserts])):
+        return None
+    return (
+        f"begin returned {inserts!r:.200}: return a list of Markup and Untrusted, or of Messages only; [] for nothing"
+    )
 
 
 def state_key_problem(key: object) -> str | None:
