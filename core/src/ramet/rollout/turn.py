@@ -357,7 +357,7 @@ def rendered(messages: Sequence[Message], live: LiveRollout, context: GroupConte
 def first_inserts(
     first: Sequence[Insert] | Sequence[Message], live: LiveRollout, context: GroupContext
 ) -> Sequence[Insert]:
-    """What an environment's first observation inserts after the prompt."""
+    """Inserts of an environment's first observation, which follow the prompt."""
     messages = [part for part in first if isinstance(part, Message)]
     if messages:
         return rendered(messages, live, context, after=live.token_ids[live.n_prompt_tokens - 1])

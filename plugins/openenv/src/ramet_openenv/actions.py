@@ -1,4 +1,4 @@
-"""What the policy may write, and the actions that it makes of it.
+"""Actions of the policy, read from what it wrote.
 
 An action is a JSON object. Three kinds are read: the text of a turn as one field of it; a tool call whose arguments are
 the action; a tool call that is an action of kind `call_tool`, where the environment offers tools (`CallToolAction` in
@@ -23,7 +23,7 @@ BY_THE_HOST = "metadata"  # of an action; not the policy's
 
 
 class Mistake(Exception):
-    """The policy's: what was wrong, for the policy. `called`: it wrote a tool call. `ended`: the episode is over."""
+    """A mistake of the policy, with the text that it reads. `called`: it wrote a tool call. `ended`: the episode is over."""
 
     def __init__(self, message: str, *, called: bool = False, ended: bool = False) -> None:
         super().__init__(message)

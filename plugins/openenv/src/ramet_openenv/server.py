@@ -1,6 +1,6 @@
 """The OpenEnv server of a process: its address, started if need be, and what it says of its actions.
 
-The routes are those of openenv 0.10.0, `openenv/core/env_server/http_server.py`: GET /health, GET /schema (JSON schemas
+The routes are in openenv 0.10.0, `openenv/core/env_server/http_server.py`: GET /health, GET /schema (JSON schemas
 of action and observation) and POST /mcp (JSON-RPC; `tools/list` where actions are calls of tools).
 """
 
@@ -44,7 +44,7 @@ class OpenEnvServer:
         self._child: Child | None = None
 
     def url(self) -> str:
-        """Its address. A program that has not started yet, or has ended, is started. Raises `InfraError`."""
+        """The address. A program that has not started yet, or has ended, is started. Raises `InfraError`."""
         if self.config.url is not None:
             return self.config.url.rstrip("/")
         with self._lock:
@@ -145,7 +145,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The program's exit code; None while it runs."""
         return self._process.poll()
 
     @property
@@ -182,7 +182,7 @@ def _free_port() -> int:
 
 
 def _reaper() -> ProcessReaper:
-    """What ends the servers of this process, and what they started, once it has ended."""
+    """A reaper for the servers of this process and what they started, once this process has ended."""
     pid = os.getpid()
     if pid not in _reapers:
         _reapers[pid] = ProcessReaper()

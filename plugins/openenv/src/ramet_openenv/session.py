@@ -1,7 +1,7 @@
-"""One session with an OpenEnv server: a WebSocket, for which the server has an environment of its own.
+"""A session with an OpenEnv server: a WebSocket, for which the server has an environment of its own.
 
-The protocol is that of openenv 0.10.0 (`openenv/core/env_server/http_server.py`, `websocket_endpoint`, and the messages
-`WS…` of `types.py`): `{"type": "reset", "data": {…}}` and `{"type": "step", "data": ACTION}` are answered by
+The protocol, as in openenv 0.10.0 (`openenv/core/env_server/http_server.py`, `websocket_endpoint`, and the messages
+`WS…` of `types.py`): requests `{"type": "reset", "data": {…}}` and `{"type": "step", "data": ACTION}` are answered by
 `{"type": "observation", "data": {"observation": {…}, "reward": …, "done": …}}`, or by `{"type": "error", "data":
 {"code": …, "message": …}}`. A server without a free place accepts the connection, sends `CAPACITY_REACHED` and closes.
 """
@@ -44,15 +44,15 @@ class ActionFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a reset or an action gave."""
+class OpenEnvReply:
+    """The reply to a reset or an action."""
 
     observation: dict[str, Any]  # metadata included
     reward: float | None
     done: bool
 
 
-class Session:
+class OpenEnvSession:
     """A connection. Requests are made one after the other."""
 
     def __init__(self, who: str, timeout_s: float) -> None:
@@ -74,16 +74,16 @@ class Session:
             raise InfraError(f"{self.who}: no connection: {error or type(error).__name__}") from error
         self._reading = asyncio.create_task(self._read(self._socket))
 
-    async def reset(self, arguments: Mapping[str, Any]) -> Seen:
+    async def reset(self, arguments: Mapping[str, Any]) -> OpenEnvReply:
         """Begin an episode. Raises `NoPlace` and `InfraError`."""
         try:
-            return self._seen(await self._ask("reset", arguments))
+            return self._reply(await self._ask("reset", arguments))
         except (Refused, ActionFailed) as error:
             raise InfraError(f"{self.who}: the reset failed: {error}") from error
 
-    async def step(self, action: Mapping[str, Any]) -> Seen:
+    async def step(self, action: Mapping[str, Any]) -> OpenEnvReply:
         """Raises `Refused`, `ActionFailed` and `InfraError`."""
-        return self._seen(await self._ask("step", action))
+        return self._reply(await self._ask("step", action))
 
     async def close(self) -> None:
         """End the session, and the environment that the server has for it."""
@@ -137,7 +137,7 @@ class Session:
         return data
 
     def _error(self, kind: str, data: Mapping[str, Any]) -> Exception:
-        """What an error is, by its code (`WSErrorCode`)."""
+        """The exception for an error, by its code (`WSErrorCode`)."""
         code, message = data.get("code"), str(data.get("message"))
         errors = data.get("errors")
         if code == "CAPACITY_REACHED":
@@ -150,13 +150,13 @@ class Session:
             return ActionFailed(message)
         return InfraError(f"{self.who}: {kind}: {code}: {message[:400]}")
 
-    def _seen(self, data: Mapping[str, Any]) -> Seen:
+    def _reply(self, data: Mapping[str, Any]) -> OpenEnvReply:
         observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
         if not isinstance(observation, dict) or not isinstance(done, bool):
             raise InfraError(f"{self.who}: an observation without its fields: {json.dumps(data)[:200]}")
         if reward is not None and not (isinstance(reward, int | float) and abs(reward) < MAX_REWARD):
             raise InfraError(f"{self.who}: the reward is {reward!r:.80}, not a finite number")
-        return Seen(observation=observation, reward=None if reward is None else float(reward), done=done)
+        return OpenEnvReply(observation=observation, reward=None if reward is None else float(reward), done=done)
 
 
 def _refused(errors: Sequence[Any]) -> Refused:

@@ -1,4 +1,4 @@
-"""The rollout step `openenv`: each rollout plays an episode of an environment that an OpenEnv server has.
+"""The rollout step `openenv`: each rollout is an episode of an environment on an OpenEnv server.
 
 An observation becomes a message: of role `tool` after an action that was a tool call, else of role `user`. Its text is
 untrusted. What the policy does wrong (no action, one that does not fit, one that the environment refuses) is a message
@@ -31,7 +31,7 @@ from ramet.helpers import inert_results, message_of
 from ramet_openenv.actions import Actions, Mistake, actions_of
 from ramet_openenv.config import OpenEnvConfig
 from ramet_openenv.server import OpenEnvServer
-from ramet_openenv.session import ActionFailed, NoPlace, Refused, Seen, Session
+from ramet_openenv.session import ActionFailed, NoPlace, Refused, OpenEnvReply, OpenEnvSession
 
 METADATA = "metadata"  # of an observation: for the host, not for the policy
 RESET = "reset"  # the column of a task with arguments of its reset
@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 class Episode:
     """The state of a rollout."""
 
-    session: Session
-    first: Seen
+    session: OpenEnvSession
+    first: OpenEnvReply
     owed: float  # the reward of the reset, which the first turn gets
 
 
@@ -95,7 +95,7 @@ class OpenEnvStep:
         arguments = self._reset_arguments(task, seed)
         await run_blocking(self._actions)
         while True:
-            session = Session(self.config.name, self.config.timeout_s)
+            session = OpenEnvSession(self.config.name, self.config.timeout_s)
             try:
                 await session.connect(await run_blocking(self._server.url), self.config.headers)
                 first = await session.reset(arguments)
@@ -135,24 +135,24 @@ class OpenEnvStep:
             return StepResult(stop=StopReason.LENGTH, reward=owed)
         try:
             action = self._actions().read(generation.text)
-            seen = await self._act(episode.session, action)
+            reply = await self._act(episode.session, action)
         except Mistake as mistake:
             return self._mistaken(mistake, owed, ctx)
         turn = StepResult(
-            info={"action": action, "observation": self._unread(seen)},
-            reward=owed + (seen.reward or 0.0),
+            info={"action": action, "observation": self._unread(reply)},
+            reward=owed + (reply.reward or 0.0),
             metrics={"mistakes": 0.0},
         )
-        if seen.done:
+        if reply.done:
             return replace(turn, stop=StopReason.DONE, answer=message_of(generation.text).strip())
-        said = _message(self._text(seen.observation), called=self._actions().are_calls)
+        said = _message(self._text(reply.observation), called=self._actions().are_calls)
         return replace(turn, insert=tuple(ctx.render([said])))
 
-    async def _act(self, session: Session, action: Mapping[str, Any]) -> Seen:
+    async def _act(self, session: OpenEnvSession, action: Mapping[str, Any]) -> OpenEnvReply:
         """Raises `Mistake` and `InfraError`."""
         actions = self._actions()
         try:
-            seen = await session.step(action)
+            reply = await session.step(action)
         except Refused as refused:
             if actions.fields and not {*refused.fields} <= {*actions.fields}:  # a model of the environment's own
                 raise InfraError(f"{self.config.name}: step: {refused}") from refused
@@ -162,10 +162,10 @@ class OpenEnvStep:
             if self.config.failed_action == "infra":
                 raise InfraError(f"{self.config.name}: the environment raised: {failed}") from failed
             raise Mistake(f"The action failed: {failed}", called=actions.are_calls) from failed
-        error = seen.observation.get("error")
+        error = reply.observation.get("error")
         if isinstance(error, dict) and error.get("error_type") == TRANSPORT:
             raise InfraError(f"{self.config.name}: the call did not reach the tool: {error.get('message')}")
-        return seen
+        return reply
 
     def _mistaken(self, mistake: Mistake, owed: float, ctx: StepContext) -> StepResult:
         """The turn of a mistake. The policy reads what was wrong, unless the server has ended the episode."""
@@ -181,9 +181,9 @@ class OpenEnvStep:
     def _reads(self, field: str) -> bool:
         return field in self.config.observation if self.config.observation else field != METADATA
 
-    def _unread(self, seen: Seen) -> dict[str, Any]:
-        """The fields that the policy does not read; of an episode's end all, which nobody reads any more."""
-        return {name: value for name, value in seen.observation.items() if seen.done or not self._reads(name)}
+    def _unread(self, reply: OpenEnvReply) -> dict[str, Any]:
+        """The fields that the policy does not read; at an episode's end all of them."""
+        return {name: value for name, value in reply.observation.items() if reply.done or not self._reads(name)}
 
     def _text(self, observation: Mapping[str, Any]) -> str:
         """The text of a field, if that is all, else the fields as JSON; empty without any."""
@@ -196,7 +196,7 @@ class OpenEnvStep:
 
 
 def _message(text: str, *, called: bool) -> Message:
-    """What follows an action: the result of its call, if it was one."""
+    """The message after an action: the result of its call, if it was one."""
     return inert_results([text])[0] if called else Message(role="user", content=text)
 
 
