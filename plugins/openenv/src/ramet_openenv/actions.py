@@ -23,7 +23,10 @@ BY_THE_HOST = "metadata"  # of an action; not the policy's
 
 
 class Mistake(Exception):
-    """A mistake of the policy, with the text that it reads. `called`: it wrote a tool call. `ended`: the episode is over."""
+    """A mistake of the policy, with the text that it reads.
+
+    `called`: it wrote a tool call. `ended`: the episode is over.
+    """
 
     def __init__(self, message: str, *, called: bool = False, ended: bool = False) -> None:
         super().__init__(message)

@@ -31,7 +31,7 @@ from ramet.helpers import inert_results, message_of
 from ramet_openenv.actions import Actions, Mistake, actions_of
 from ramet_openenv.config import OpenEnvConfig
 from ramet_openenv.server import OpenEnvServer
-from ramet_openenv.session import ActionFailed, NoPlace, Refused, OpenEnvReply, OpenEnvSession
+from ramet_openenv.session import ActionFailed, NoPlace, OpenEnvReply, OpenEnvSession, Refused
 
 METADATA = "metadata"  # of an observation: for the host, not for the policy
 RESET = "reset"  # the column of a task with arguments of its reset
