@@ -28,7 +28,7 @@ def command_of(server: str) -> Command:
     else:
         python = Path(os.environ.get("RAMET_OPENENV", "-"), "bin", "python")
         if not python.exists():
-            pytest.skip("the package openenv is not installed: RAMET_OPENENV=FOLDER of a virtual environment with it")
+            pytest.skip("RAMET_OPENENV does not name a virtual environment with openenv")
         program = [str(python), str(HERE / "openenv_server.py")]
     return lambda kind="guess", places=16: [*program, "{port}", kind, str(places)]
 

@@ -107,12 +107,11 @@ def test_a_program_sees_few_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({}, "give either command or url"),
         ({"url": "http://h:1", "command": ["x", "{port}"]}, "give either command or url"),
         ({"url": "http://user:word@h:1"}, "url has a user or a password: give headers"),
         ({"url": "ws://h:1"}, "url must begin with http:// or https://, got 'ws://h:1'"),
         ({"command": ["uvicorn", "--port", "8000"]}, r"command must have \{port\}"),
-        ({"url": "http://h:1", "cwd": "/tmp"}, "cwd: a server with a url has none"),
+        ({"url": "http://h:1", "cwd": "/tmp"}, "cwd: a server without a command has none"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], problem: str) -> None:
@@ -124,3 +123,4 @@ def test_a_command_runs_code_and_an_address_does_not() -> None:
     config = OpenEnvConfig(command=["uvicorn", "app", "{port}"], env={"A": "1"}, cwd="env")
     assert config.runs_code() == {"command": "uvicorn app '{port}'", "env": "A", "cwd": "env"}
     assert OpenEnvConfig(url="http://h:1/env").runs_code() == {}
+    assert OpenEnvServer(OpenEnvConfig()).url() == "http://127.0.0.1:8000"

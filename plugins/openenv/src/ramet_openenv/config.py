@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 from ramet import option
 
 PORT = "{port}"  # in `command`
+DEFAULT_URL = "http://127.0.0.1:8000"  # where the servers of `openenv init` listen (openenv 0.10.0, cli/templates)
 
 
 @dataclass(kw_only=True, slots=True)
 class OpenEnvConfig:
     """An environment of an OpenEnv server: its observations are inserted, its rewards are turn rewards."""
 
-    url: str | None = option(None, "address of a server that runs, as http://HOST:PORT; null: a command")
+    url: str | None = option(None, f"address of a server that runs; null: the command, or {DEFAULT_URL} without one")
     command: list[str] = option(
         factory=list,
         help="program and arguments of a server that each rollout worker starts, with {port} for a free port",
@@ -57,7 +58,7 @@ class OpenEnvConfig:
     timeout_s: float = option(60.0, "time-out of each request, in seconds", above=0)
 
     def __post_init__(self) -> None:
-        if bool(self.command) == (self.url is not None):
+        if self.command and self.url is not None:
             raise ValueError("give either command or url")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
@@ -67,8 +68,8 @@ class OpenEnvConfig:
             raise ValueError(
                 f"command must have {PORT} where the server takes its port, got {shlex.join(self.command)!r}"
             )
-        if self.url is not None and (unused := [name for name in ("env", "cwd") if getattr(self, name)]):
-            raise ValueError(f"{', '.join(unused)}: a server with a url has none")
+        if not self.command and (unused := [name for name in ("env", "cwd") if getattr(self, name)]):
+            raise ValueError(f"{', '.join(unused)}: a server without a command has none")
 
     def runs_code(self) -> dict[str, str]:
         """Option -> the program; its folder and variables decide what it is."""
@@ -80,6 +81,9 @@ class OpenEnvConfig:
     @property
     def name(self) -> str:
         """Return command or address for messages."""
-        if self.url is None:
-            return f"OpenEnv server {shlex.join(self.command[:3])[:120]}"
-        return f"OpenEnv server {self.url[:120]}"
+        return f"OpenEnv server {(shlex.join(self.command[:3]) if self.command else self.address)[:120]}"
+
+    @property
+    def address(self) -> str:
+        """Return the address of a server that runs."""
+        return (self.url or DEFAULT_URL).rstrip("/")

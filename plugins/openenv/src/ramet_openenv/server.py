@@ -45,8 +45,8 @@ class OpenEnvServer:
 
     def url(self) -> str:
         """The address. A program that has not started yet, or has ended, is started. Raises `InfraError`."""
-        if self.config.url is not None:
-            return self.config.url.rstrip("/")
+        if not self.config.command:
+            return self.config.address
         with self._lock:
             if self._child is None or not self._child.is_running:
                 self._child = Child(self.config)
