@@ -19,11 +19,11 @@ pytest.importorskip("torch")
 from tokenizers import AddedToken, normalizers
 
 from ramet import neutralise_chat_markup
+from ramet.helpers.json_calls import find_calls
 from ramet.models.tiny import make_tiny_model, make_tokenizer
 from ramet.rollout.config import HermesConfig, TagsConfig
 from ramet.rollout.record import read_records
 from ramet.rollout.steps.hermes import Hermes
-from ramet.rollout.steps.json_calls import find_calls
 from ramet.rollout.steps.tags import Tags
 from ramet.testing import tiny_encoder
 from ramet.testing.chat_templates import chat_encoder

@@ -33,7 +33,7 @@ PLAIN = {  # words that are never needed, outside of code and quotations -> what
 CODE = re.compile(r"`[^`]*`|\{[^{}]*\{[^{}]*\}[^{}]*\}|\{[^{}]*\}")  # in backticks, or an expression of an f-string
 FOR_MODELS = {  # what the policy or a judge reads
     "core/src/ramet/io/json_values.py": "which is no character",
-    "core/src/ramet/rollout/steps/json_calls.py": "goes on after its JSON object",
+    "core/src/ramet/helpers/json_calls.py": "goes on after its JSON object",
     "plugins/rewards/src/ramet_rewards/judge_prompts.py": "You are told the accepted answers",
     "plugins/tools_bing/src/ramet_tools_bing/fetch/addresses.py": "this is no address of a page",
 }

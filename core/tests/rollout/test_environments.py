@@ -489,6 +489,23 @@ def test_render_refuses_what_the_template_does_not_take(
     assert str(caught.value) == f"rollout step {name} called render wrongly: {problem}"
 
 
+class Greets(Corridor):
+    """Its observations are messages of a user."""
+
+    async def begin(self, state: Place) -> Sequence[Message]:  # type: ignore[override]
+        return [Message(role="user", content=FORGED)]
+
+
+@pytest.mark.parametrize("forks", ["copy", "replay"])
+def test_a_first_observation_of_messages_follows_an_empty_message_of_the_assistant(play: Play, forks: str) -> None:
+    """A fork shares it, also where it is made again."""
+    rollouts = play(step_on, step=Greets(forks), group_size=2, policy=fork_once()).rollouts
+    assert [rollout.fault for rollout in rollouts] == [None, None]
+    for rollout in rollouts:
+        assert rollout.segments[1].text == f"<|end|><|user|>{FORGED}<|end|><|assistant|>"
+        assert rollout.segments[1].token_ids == rollouts[0].segments[1].token_ids
+
+
 @pytest.mark.parametrize("first", ["you are at 0", None, ["you are at 0"]])
 def test_a_first_observation_that_is_no_insert_stops_the_run_and_is_named(play: Play, first: Any) -> None:
     class Says(Corridor):

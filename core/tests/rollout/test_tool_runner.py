@@ -17,10 +17,10 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import function_tool
+from ramet.helpers.arguments import argument_problem
 from ramet.models.encoder import Encoder
 from ramet.rollout.tools import runner as tool_runner
 from ramet.rollout.tools.runner import CallEnd, ToolRunner
-from ramet.rollout.tools.text import argument_problem
 from ramet.rollout.watchdog import Watchdog
 from ramet.testing.doubles import echo_tool
 from ramet.types import CallStatus, ToolCall, ToolRecord, ToolResult, ToolSchema

@@ -121,7 +121,7 @@ class NoClose(Climb):
         ),
         (Opens, "open returned None: "),
         (NumbersStates, "state_key returned 0: return a string, equal for equal states"),
-        (Begins, "begin returned ['at 0']: return a list of Markup and Untrusted, [] for nothing"),
+        (Begins, "begin returned ['at 0']: return a list of Markup and Untrusted, or of Messages only"),
         (FinishesAgain, "finish inserts or stops: the rollout has ended already"),
         (TellsObjects, "finish: info is not a JSON object (Object of type type "),
         (RewardsText, "reward is '1': "),

@@ -20,6 +20,7 @@ from ramet.types import (
     LossInputs,
     LossOutput,
     Markup,
+    Message,
     Rollout,
     Score,
     StepResult,
@@ -177,9 +178,11 @@ def agent_problem(result: object) -> str | None:
 
 def begin_problem(inserts: object) -> str | None:
     """Check what the `begin` of an environment gave."""
-    if not _are_inserts(inserts):
-        return f"begin returned {inserts!r:.200}: return a list of Markup and Untrusted, [] for nothing"
-    return None
+    if _are_inserts(inserts) or (isinstance(inserts, LISTS) and all([isinstance(part, Message) for part in inserts])):
+        return None
+    return (
+        f"begin returned {inserts!r:.200}: return a list of Markup and Untrusted, or of Messages only; [] for nothing"
+    )
 
 
 def state_key_problem(key: object) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramet.config.secrets import hide
-from ramet.rollout.steps.json_calls import FORMS
+from ramet.helpers.json_calls import FORMS
 from ramet.types import AgentSettings
 from ramet.types.option import option
 

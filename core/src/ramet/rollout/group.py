@@ -35,7 +35,7 @@ from ramet.rollout.replayer import Replayer
 from ramet.rollout.stateful import ENVIRONMENT
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout, group_of, new_root, split
-from ramet.rollout.turn import RolloutTurn, add_metrics, checked_result, end_if_pruned, insert
+from ramet.rollout.turn import RolloutTurn, add_metrics, checked_result, end_if_pruned, first_inserts, insert
 from ramet.types import (
     BranchAction,
     BranchEvent,
@@ -241,7 +241,7 @@ class GroupScheduler:
         first = await self._hooks.begin(await self.states.use(live, ENVIRONMENT))
         if (problem := begin_problem(first)) is not None:
             raise PluginError(f"rollout step {origin(self._hooks)}: {problem}{defined_at(self._hooks, 'begin')}")
-        if not insert(live, first, self.context):
+        if not insert(live, first_inserts(first, live, self.context), self.context):
             raise InfraError(f"the first observation of {self.context.step_name} leaves no room for a response")
         live.turns[0].start = len(live.segments)
 

@@ -14,7 +14,7 @@ from ramet.rollout.faults import RolloutFailed, StateFailed
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn import RolloutTurn
+from ramet.rollout.turn import RolloutTurn, first_inserts
 from ramet.types import Generation, Insert, SegmentKind, StepResult, StopReason, ToolCall
 
 
@@ -55,7 +55,8 @@ class Replayer:
     async def _turns(self, live: LiveRollout, state: Any) -> None:
         who = f" of {origin(self._step)}"
         if hasattr(self._step, "begin"):
-            _compare(ENVIRONMENT, f"begin{who}", _text(await self._step.begin(state)), live.inserted(-1))
+            first = first_inserts(await self._step.begin(state), live, self._context)
+            _compare(ENVIRONMENT, f"begin{who}", _text(first), live.inserted(-1))
         for turn in range(live.first_turn):
             past = live.until(turn)
             result = StepResult(stop=StopReason.CALL_LIMIT)

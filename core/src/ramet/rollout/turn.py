@@ -172,13 +172,7 @@ class RolloutTurn:
         return earlier.count(tool) + self._begun.count(tool)
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
-        try:
-            parts = self.context.encoder.suffix(messages, after=self.live.token_ids[-1])
-        except ValueError as error:
-            raise PluginError(f"rollout step {self.context.step_name} called render wrongly: {error}") from error
-        if self.context.observer is not None:
-            self.context.observer.rendered(self.live.key.path, messages)
-        return parts
+        return rendered(messages, self.live, self.context, after=self.live.token_ids[-1])
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         if self._has_generated:
@@ -347,6 +341,27 @@ def checked_result(result: StepResult, context: GroupContext) -> StepResult:
     if (problem := step_problem(result)) is not None:
         raise PluginError(f"rollout step {origin(context.step)}: {problem}{defined_at(context.step)}")
     return result
+
+
+def rendered(messages: Sequence[Message], live: LiveRollout, context: GroupContext, *, after: int) -> Sequence[Insert]:
+    """The chat template's text for messages of a step after the token `after`."""
+    try:
+        parts = context.encoder.suffix(messages, after=after)
+    except ValueError as error:
+        raise PluginError(f"rollout step {context.step_name} called render wrongly: {error}") from error
+    if context.observer is not None:
+        context.observer.rendered(live.key.path, messages)
+    return parts
+
+
+def first_inserts(
+    first: Sequence[Insert] | Sequence[Message], live: LiveRollout, context: GroupContext
+) -> Sequence[Insert]:
+    """Inserts of an environment's first observation, which follow the prompt."""
+    messages = [part for part in first if isinstance(part, Message)]
+    if messages:
+        return rendered(messages, live, context, after=live.token_ids[live.n_prompt_tokens - 1])
+    return [part for part in first if not isinstance(part, Message)]
 
 
 def insert(live: LiveRollout, parts: Sequence[Insert], context: GroupContext) -> bool:

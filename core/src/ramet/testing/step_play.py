@@ -19,6 +19,7 @@ from ramet.testing.expect import expect, expect_copy, expect_none
 from ramet.testing.scripted_context import ScriptedContext
 from ramet.types import (
     Generation,
+    Message,
     RolloutState,
     RolloutStep,
     StepResult,
@@ -126,9 +127,11 @@ async def begin(subject: StepUnderTest, played: Play) -> None:
     """The first observation."""
     if not hasattr(subject.step, "begin"):
         return
-    inserts = await subject.step.begin(played.environment)
-    expect_none(begin_problem(inserts))
-    played.response += "".join(part.text for part in inserts)
+    first = await subject.step.begin(played.environment)
+    expect_none(begin_problem(first))
+    if messages := [part for part in first if isinstance(part, Message)]:
+        first = played.render(messages)
+    played.response += "".join(part.text for part in first)
 
 
 async def go_on(

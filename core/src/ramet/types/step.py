@@ -142,8 +142,11 @@ class RolloutStep(Protocol):
 class Environment(RolloutStep, Stateful[S], Protocol[S]):
     """A rollout step with state. `begin`, `state_key` and `finish` are optional, each independently."""
 
-    async def begin(self, state: S) -> Sequence[Insert]:
-        """The first observation, inserted after the prompt of every root. Forks share their root's."""
+    async def begin(self, state: S) -> Sequence[Insert] | Sequence[Message]:
+        """The first observation, inserted after the prompt of every root. Forks share their root's.
+
+        Messages get the chat template's text, as with `StepContext.render`: they follow an empty assistant's message.
+        """
         ...
 
     def state_key(self, state: S) -> str:

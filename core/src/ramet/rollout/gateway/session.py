@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.helpers.json_calls import JsonCall, located_calls, message_place
 from ramet.rollout.completion import Versions, completion_problem, ended_at_stop, sampled_segments
 from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import (
@@ -37,7 +38,6 @@ from ramet.rollout.gateway.messages import (
 from ramet.rollout.gateway.rewards import SessionRewards
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
-from ramet.rollout.steps.json_calls import JsonCall, located_calls, message_place
 from ramet.types import Insert, Message, Segment, StopReason, ThreadStart
 
 if TYPE_CHECKING:

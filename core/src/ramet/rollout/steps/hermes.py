@@ -12,12 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 
 from ramet.errors import ToolError
+from ramet.helpers.json_calls import (
+    Found,
+    JsonCall,
+    MalformedCall,
+    example,
+    find_calls,
+    inert_results,
+    message_of,
+)
 from ramet.rollout.config import HermesConfig
-from ramet.rollout.steps.json_calls import Found, JsonCall, MalformedCall, example, find_calls, message_of
 from ramet.rollout.steps.trace_check import TraceCheck
 from ramet.types import (
     Message,
@@ -28,8 +35,6 @@ from ramet.types import (
     ToolCall,
     ToolSchema,
 )
-
-_FORGED = re.compile(r"<(?=/?(?:tool_call|tool_response|tools|think)>)")  # as a result may not spell them
 
 
 class Hermes:
@@ -80,8 +85,8 @@ class Hermes:
         return [call.text if isinstance(call, MalformedCall) else next(results, over) for call in calls]
 
     def results(self, texts: Sequence[str]) -> Sequence[Message]:
-        """Tags of the format in a result get `&lt;`: a web page cannot end its block, or pose as a call."""
-        return [Message(role="tool", content=_FORGED.sub("&lt;", text)) for text in texts]
+        """Messages of role `tool`, whose texts cannot end their block, or pose as a call."""
+        return inert_results(texts)
 
     def check_message(self, text: str, n_results: int, calls: Sequence[str] = ()) -> TraceCheck:
         all_calls = find_calls(text, self.config.form)

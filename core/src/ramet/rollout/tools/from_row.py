@@ -12,9 +12,9 @@ from typing import Any
 
 from ramet.data.tool_schemas import without_nulls
 from ramet.errors import ToolError
+from ramet.helpers.arguments import argument_problem
 from ramet.io.json_values import read_json
 from ramet.rollout.config import FromRowConfig
-from ramet.rollout.tools.text import argument_problem
 from ramet.types import ToolCall, ToolResult, ToolSchema
 from ramet.types.task import FROM_ROW
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import FunctionError, SingleFlight
+from ramet.helpers.arguments import argument_problem
 from ramet.plugins import origin
 from ramet.plugins.output_checks import tool_problem
 from ramet.plugins.plugin_code import defined_at, named, raised_at
 from ramet.rollout.faults import RolloutFailed, is_defect
 from ramet.rollout.tools.stats import ToolStats
-from ramet.rollout.tools.text import argument_problem, fit
+from ramet.rollout.tools.text import fit
 from ramet.rollout.watchdog import Watchdog, close_quietly
 from ramet.types import CallStatus, Tool, ToolCall, ToolRecord, ToolResult
 

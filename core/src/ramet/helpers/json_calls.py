@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ramet.io.json_values import MAX_NESTING, json_fault, too_deep, visible
+from ramet.types import Message
 
 FORMS = ("auto", "tool_call", "json")
 _BEGIN, _END = "<think>", "</think>"
 OPENING, CLOSING, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
 KEYS = {"tool_call": "arguments", "json": "parameters"}  # where each form has the arguments
 _DECODER = json.JSONDecoder()
+_FORGED = re.compile(r"<(?=/?(?:tool_call|tool_response|tools|think)>)")  # as a result may not spell them
 _SEEMS_A_CALL = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"')
 _SPACE, _NEXT = re.compile(r"\s*"), re.compile(r"\s*;\s*(?=\{)")
 
@@ -49,6 +51,11 @@ def example(form: str) -> str:
     """One call in the form, with names in capitals for what the model fills in."""
     call = f'{{"name": "NAME", "{KEYS[form]}": {{"ARGUMENT": VALUE}}}}'
     return f"{OPENING}\n{call}\n{CLOSING}" if form == "tool_call" else call
+
+
+def inert_results(texts: Sequence[str]) -> list[Message]:
+    """Messages of role `tool`. Tags of the format get `&lt;`: a web page cannot end its block, or pose as a call."""
+    return [Message(role="tool", content=_FORGED.sub("&lt;", text)) for text in texts]
 
 
 def message_of(text: str) -> str:

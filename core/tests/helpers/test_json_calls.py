@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramet.rollout.steps.json_calls import JsonCall, MalformedCall, find_calls, message_of
+from ramet.helpers.json_calls import JsonCall, MalformedCall, find_calls, message_of
 
 TAGGED = 'Expected: <tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": VALUE}}\n</tool_call>'
 NO_VALUE = "The tool call is not valid JSON: Expecting value (character 0). "
