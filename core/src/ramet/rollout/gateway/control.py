@@ -54,7 +54,7 @@ class ControlPlane:
         """
         if admin_key is not None and len(admin_key) < LEAST_KEY:
             raise ConfigError(f"admin_key has {len(admin_key)} characters; give at least {LEAST_KEY}")
-        self._is_drawn = admin_key is None
+        self.is_drawn = admin_key is None
         self.admin_key = admin_key or f"ramet-admin-{secrets.token_urlsafe(24)}"
         self._lease_s, self._open_session = lease_s, open_session
         self._gateway: Gateway | None = None
@@ -72,7 +72,7 @@ class ControlPlane:
 
     def log_address(self, url: str) -> None:
         """Log where rollouts are leased, and a key that was drawn."""
-        key = self.admin_key if self._is_drawn else "that was given"
+        key = self.admin_key if self.is_drawn else "that was given"
         logger.info("agents lease rollouts at %s%s with the admin key %s", url, ROOT, key)
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class ControlPlane:
         await self._episodes.close()
 
     def add(self, episode: Episode) -> None:
-        """Serve a session that is no rollout of a run. Raises `BadRequest` for an id that is taken."""
+        """Serve a session that is not a rollout of a run."""
         self._episodes.add(episode)
 
     async def run(self, task: Mapping[str, Any], ctx: AgentContext) -> AgentResult:
@@ -157,6 +157,7 @@ class ControlPlane:
             raise BadRequest(f"the run opens all sessions; POST {ROOT}/episodes leases a rollout", status=409)
         name = (await self._body(request, "name")).get("name")
         episode = self._open_session(None if name is None else text_of(name, "name"))
+        self.add(episode)
         return {**_address(episode, request), **episode.offer}
 
     async def _alive(self, request: web.Request) -> dict[str, Any]:
