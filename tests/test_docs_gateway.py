@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -13,10 +14,18 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ramet.cli import main
+from ramet.engines.protocol import Sampling
 from ramet.play.gateway import GatewayOptions
-from ramet.rollout.gateway.server import DIALECTS
+from ramet.rollout.agents.external import ExternalAgent
+from ramet.rollout.config import ExternalConfig
+from ramet.rollout.gateway.server import DIALECTS, Gateway
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
 from ramet.rollout.record import read_records
+from ramet.testing.doubles import ScriptedEngine, tiny_encoder
+from ramet.types import AgentBudget, AgentContext, AgentResult, Task, user_prompt
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/gateway.md").read_text(encoding="utf-8")
 
@@ -79,6 +88,39 @@ def ask(address: str, key: str, *messages: dict[str, Any]) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=60) as response:
         reply: dict[str, Any] = json.loads(response.read())["choices"][0]["message"]
     return reply
+
+
+def test_the_client_of_the_page_runs_rollouts(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+    [program] = re.findall(r"^```python\n(import contextlib.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    client: dict[str, Any] = {}
+    exec(program, client)
+    encoder = tiny_encoder()
+    engine = ScriptedEngine(lambda task, path, turn: f"four by {path}", encoder)
+    limits, sampling = SessionLimits(max_turns=2, max_tokens=500), Sampling(max_tokens=1)
+    settings = SessionSettings(engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=1)
+    agent = ExternalAgent(ExternalConfig(admin_key="an-admin-key-of-tests"))
+
+    async def rollout(gateway: Gateway, number: int) -> AgentResult:
+        key = gateway.open(AgentSession(f"gateway/0/t/{number}", settings))
+        context = AgentContext(
+            base_url=f"{gateway.url}/v1",
+            key=key,
+            model="policy",
+            budget=AgentBudget(turns=2, tokens=500, tool_calls=0, seconds=60.0),
+            folder=tmp_path,
+            seed=1,
+        )
+        return await agent.run(Task(id="t", prompt=user_prompt("What is 2+2?")), context)
+
+    async def main() -> None:
+        async with Gateway(control=agent.control) as gateway:
+            working = asyncio.create_task(asyncio.to_thread(client["work"], gateway.url, "an-admin-key-of-tests"))
+            results = await asyncio.gather(*(rollout(gateway, number) for number in range(2)))
+        await working
+        assert results == [AgentResult(answer=f"four by {number}") for number in range(2)]
+
+    asyncio.run(main())
 
 
 def test_an_admin_key_comes_from_the_environment(capsys: Any, monkeypatch: Any) -> None:

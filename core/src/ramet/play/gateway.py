@@ -26,7 +26,7 @@ from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.gateway.control import ControlPlane
-from ramet.rollout.gateway.episodes import Episode
+from ramet.rollout.gateway.episodes import AgentEpisode
 from ramet.rollout.gateway.messages import BadRequest
 from ramet.rollout.gateway.server import Gateway
 from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
@@ -94,10 +94,10 @@ class Sessions:
 
     def __init__(self, settings: SessionSettings) -> None:
         self.gateway: Gateway | None = None  # set before any is opened
-        self.episodes: list[Episode] = []
+        self.episodes: list[AgentEpisode] = []
         self._settings = settings
 
-    def open(self, name: str | None = None) -> Episode:
+    def open(self, name: str | None = None) -> AgentEpisode:
         """Open a session. Raises `BadRequest` for a name that is taken, or that cannot be in a path."""
         assert self.gateway is not None
         if name is not None and not SESSION_NAME.fullmatch(name):
@@ -108,7 +108,7 @@ class Sessions:
         number = str(len(self.episodes))
         session = AgentSession(replace(NAME, path=number).text, self._settings)
         offer = {"model": self.gateway.model}
-        episode = Episode(id=name or number, key=self.gateway.open(session), session=session, offer=offer)
+        episode = AgentEpisode(id=name or number, key=self.gateway.open(session), session=session, offer=offer)
         self.episodes.append(episode)
         return episode
 
@@ -159,7 +159,7 @@ def _write(sessions: Sessions, record: Path, say: Callable[[str], None]) -> Path
     return record
 
 
-def _rollout(number: int, episode: Episode, task: Task) -> Rollout:
+def _rollout(number: int, episode: AgentEpisode, task: Task) -> Rollout:
     """A session with what its end said, if it was ended."""
     session, result, fault = episode.session, AgentResult(), None
     if episode.result.done():

@@ -18,7 +18,7 @@ from ramet.rollout.config import ExternalConfig, RandomBranchConfig
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import Score, SegmentKind, Task
+from ramet.types import Score, SegmentKind, StopReason, Task
 
 Play = Callable[..., Any]
 KEY = "an-admin-key-of-tests"
@@ -211,6 +211,20 @@ def test_a_deadline_frees_the_episode(play: Play, make_task: Callable[..., Task]
     first, second = played.rollouts
     assert first.fault.where == "deadline" and second.answer == "four by 0"
     assert refusals[0][0] == 410 and "its deadline passed" in refusals[0][1]["error"]["message"]
+
+
+def test_a_limit_is_no_crash(play: Play) -> None:
+    async def beyond(worker: Worker, lease: Any) -> None:
+        await worker.chat(lease, [{"role": "user", "content": "?"}])
+        refused = (await worker.ask(lease, [{"role": "user", "content": "again"}]))["error"]
+        assert refused["code"] == "context_length_exceeded"
+        end = {"status": "failed", "info": {"error": refused["message"]}}
+        assert (await worker.control("POST", f"/episodes/{lease['episode']}/end", **end))[0] == 200
+
+    agent = WithWorkers(beyond)
+    (rollout,) = play(script, step=agent, tools={}, group_size=1, max_turns=1).rollouts
+    check(agent)
+    assert rollout.stop is StopReason.TURN_LIMIT and rollout.turn_rewards == (None,)
 
 
 def test_a_short_admin_key_is_refused() -> None:
