@@ -285,7 +285,7 @@ def _dialect_of(request: web.Request) -> Dialect:
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Return the body. Raises `BadRequest` for all but a JSON object, and for what Python reads but tokenizers do not."""
+    """Return the body. Raises `BadRequest` for all but JSON objects, and what Python reads but tokenizers do not."""
     try:
         body = json.loads(raw.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
