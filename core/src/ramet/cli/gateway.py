@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ramet.cli.terminal import Parser, say
-from ramet.errors import ConfigErrors
+from ramet.config.secrets import from_environment
+from ramet.errors import ConfigError, ConfigErrors
 
 PREFIX = "gateway."
 LOWEST = {"port": 0, "max_tokens": 1}
@@ -40,6 +41,11 @@ def _values(overrides: Sequence[str], types: dict[str, Any]) -> dict[str, Any]:
         name = key.removeprefix(PREFIX)
         if name not in types:
             problems.append(f"{key}: no such key; allowed: {', '.join(PREFIX + known for known in types)}")
+        elif name == "admin_key":
+            try:
+                values[name] = from_environment(key, value)
+            except ConfigError as error:
+                problems.append(str(error))
         elif types[name] != "int":
             values[name] = Path(value) if types[name] == "Path" else value
         elif not value.isdecimal() or not LOWEST[name] <= int(value) <= HIGHEST.get(name, int(value)):
@@ -58,9 +64,10 @@ def _parser() -> Parser:
         add_help=False,
         usage="ramet gateway model.path=MODEL [gateway.port=8000] [key=value …]",
         description="Serve a model to an agent, as a training run would serve it, and record every token. Prints the "
-        "address and the key; ends with Ctrl-C and then writes the record. Nothing is trained.",
+        "address and the keys; ends with Ctrl-C and then writes the record. Nothing is trained.",
         epilog="gateway.host (default: 127.0.0.1), gateway.port (default: any free one), gateway.record (default: "
-        "gateway.jsonl.gz, which must not exist), gateway.max_tokens (of all requests). Other keys are as for "
+        "gateway.jsonl.gz, which must not exist), gateway.max_tokens (of all requests of a session), "
+        "gateway.admin_key='${oc.env:VARIABLE}' (of the control plane; default: a random one). Other keys are as for "
         "`ramet play`: model, engine, rollout, run.",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="the model, the engine, the address")

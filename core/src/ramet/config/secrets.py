@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
+from ramet.errors import ConfigError
+
 SECRET = re.compile(r"(.*_)?((api|admin)_?key|secret(_key)?|password|passwd|(access|auth|bearer)_token|credentials?)")
 HEADER = re.compile(r"(proxy_)?authorization|cookie")  # of HTTP: `Bearer ${oc.env:TOKEN}`
 PERHAPS = re.compile(r"(.*_)?(key|token)")
@@ -43,6 +45,20 @@ def written_secrets(texts: Iterable[tuple[str, str]]) -> Iterator[str]:
             if key.startswith("wandb."):
                 instead = "put it into the environment variable WANDB_API_KEY, and leave the key out"
             yield f"{key}: a secret must not be written down, since configurations are recorded; {instead}"
+
+
+def from_environment(key: str, text: str) -> str:
+    """Return the secret that `${oc.env:VARIABLE}` names, which `hide` knows from now on.
+
+    Raises `ConfigError` for a text that is not of this form, and for a variable that is not set.
+    """
+    name = _VARIABLE.search(text)
+    if name is None or not FROM_ENVIRONMENT.fullmatch(text):
+        raise ConfigError(f"{key}: a secret must not be written down; give {key}='${{oc.env:VARIABLE}}'")
+    if not (value := os.environ.get(name[1], "")):
+        raise ConfigError(f"{key}: the environment variable {name[1]} is not set, or is empty")
+    remember_environment([text])
+    return value
 
 
 def is_secret_variable(name: str, value: str) -> bool:

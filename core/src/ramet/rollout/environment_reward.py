@@ -1,4 +1,4 @@
-"""The reward `environment`: the rewards of turns, their sum or the last, and those of tokens that an agent got."""
+"""The reward `environment`: rewards of turns, their sum or the last, and an agent's rewards of tokens."""
 
 from __future__ import annotations
 

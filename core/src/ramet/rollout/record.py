@@ -209,7 +209,7 @@ def _rollout_data(
 
 
 def _agent_rewards(rollout: Rollout, rollouts: Mapping[str, Rollout]) -> dict[str, Any]:
-    """Rewards of agents' rollouts alone: of tokens, and a fork's own for turns that it shares with its parent."""
+    """Rewards that agents' rollouts have: of tokens, and a fork's own for turns that it shares with its parent."""
     fork_turn = rollout.fork_turn or 0
     shared = rollout.turn_rewards[:fork_turn]
     parent = rollouts[rollout.parent].turn_rewards[:fork_turn] if rollout.parent is not None else ()

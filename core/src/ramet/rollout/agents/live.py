@@ -10,6 +10,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
@@ -80,7 +81,9 @@ class AgentRollout:
             gateway.close(key)
             self.session.release(kept=0)  # the scheduler releases it, once no fork needs it
         self._check(error)
-        if error is not None and self.session.refused is None:  # otherwise it ended because of the limit
+        if self.session.refused is not None:  # it ended because of the limit, whatever it made of that
+            result = replace(result, status=AgentStatus.DONE)
+        elif error is not None:
             message = f"raised {type(error).__name__}: {error}{raised_at(error)}"
             repeats.warn(logger, "agents crashed", "rollout %s: the agent %s", self.live.key, message)
             result = AgentResult(info={"error": message}, status=AgentStatus.FAILED)
@@ -137,8 +140,8 @@ class AgentRollout:
         """Note what the agent returned, and why the rollout stopped."""
         live, crashed = self.live, result.status is AgentStatus.FAILED
         self._close_turn(self.session.threads.turns[live.turn])
-        reward = self._note_rewards(result)
-        live.record_end({**result.info, **({"agent": str(result.status)} if crashed else {})}, reward)
+        live.record_end({**result.info, **({"agent": str(result.status)} if crashed else {})}, None)
+        self._note_rewards(0.0 if crashed and result.reward is None else result.reward)
         live.answer = None if crashed else result.answer
         if live.answer is not None:
             live.stop = StopReason.ANSWER
@@ -148,16 +151,12 @@ class AgentRollout:
             live.left_out = "agent_crash"
         add_metrics(live, {"agent_crashed": float(crashed), "malformed_calls": float(self.session.malformed_calls)})
 
-    def _note_rewards(self, result: AgentResult) -> float | None:
-        """Note the rewards of turns and tokens that came while it ran; returns the rollout's."""
+    def _note_rewards(self, at_end: float | None) -> None:
+        """Note the rewards that came while it ran, and at its end."""
         live, rewards = self.live, self.session.rewards
-        for number, record in enumerate(live.turns):
-            record.reward = rewards.turns.get(number)
+        for record, reward in zip(live.turns, rewards.by_turn(len(live.turns), at_end), strict=True):
+            record.reward = reward
         live.token_rewards = rewards.by_position(self.session.threads.turns)
-        given = [reward for reward in (rewards.rollout, result.reward) if reward is not None]
-        if given:
-            return sum(given)
-        return 0.0 if result.status is AgentStatus.FAILED else None
 
     def refresh(self) -> None:
         """Bring the live rollout's segments up to the session's, of the turns that it shows."""

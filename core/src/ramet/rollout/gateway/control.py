@@ -1,6 +1,6 @@
 """The control plane: a program that runs agents leases rollouts, rewards and ends them over HTTP.
 
-It is served beside the dialects, below `/ramet/v1/`. Its key, the admin key, serves nothing else, and a session's key
+It is served with the dialects, below `/ramet/v1/`. Its key, the admin key, does not serve them, and a session's key
 does not serve it. An *episode* is a session of it: a rollout of a run, or a session that was opened here.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.agents.command import ProgramFailed, result_of
-from ramet.rollout.gateway.episodes import Episode, Episodes
+from ramet.rollout.gateway.episodes import AgentEpisode, Episodes
 from ramet.rollout.gateway.messages import BadRequest
 from ramet.rollout.gateway.reading import index_of, number_of, text_of
 from ramet.rollout.gateway.server import DIALECTS, UNKNOWN_KEY, Gateway, read_object
@@ -44,7 +44,7 @@ class ControlPlane:
         admin_key: str | None = None,
         *,
         lease_s: float = 60.0,
-        open_session: Callable[[str | None], Episode] | None = None,
+        open_session: Callable[[str | None], AgentEpisode] | None = None,
     ) -> None:
         """`admin_key` None: a random one. `lease_s`: how long a leased rollout may be without a sign of life.
         `open_session` makes an episode by its name, None: any, and raises `BadRequest`; without it all sessions are
@@ -54,14 +54,14 @@ class ControlPlane:
         """
         if admin_key is not None and len(admin_key) < LEAST_KEY:
             raise ConfigError(f"admin_key has {len(admin_key)} characters; give at least {LEAST_KEY}")
-        self._is_drawn = admin_key is None
+        self.is_drawn = admin_key is None
         self.admin_key = admin_key or f"ramet-admin-{secrets.token_urlsafe(24)}"
         self._lease_s, self._open_session = lease_s, open_session
         self._gateway: Gateway | None = None
         self._episodes = Episodes(lease_s)
 
     def add_routes(self, app: web.Application, gateway: Gateway) -> None:
-        """Serve it beside this gateway's sessions."""
+        """Serve it with this gateway's sessions."""
         self._gateway, self._episodes = gateway, Episodes(self._lease_s)
         app.router.add_post(f"{ROOT}/episodes", self._handler(self._lease))
         app.router.add_post(f"{ROOT}/sessions", self._handler(self._open))
@@ -72,15 +72,15 @@ class ControlPlane:
 
     def log_address(self, url: str) -> None:
         """Log where rollouts are leased, and a key that was drawn."""
-        key = self.admin_key if self._is_drawn else "that was given"
+        key = self.admin_key if self.is_drawn else "that was given"
         logger.info("agents lease rollouts at %s%s with the admin key %s", url, ROOT, key)
 
     async def close(self) -> None:
         """Answer all requests that wait for a rollout."""
         await self._episodes.close()
 
-    def add(self, episode: Episode) -> None:
-        """Serve a session that is no rollout of a run. Raises `BadRequest` for an id that is taken."""
+    def add(self, episode: AgentEpisode) -> None:
+        """Serve a session that is not a rollout of a run."""
         self._episodes.add(episode)
 
     async def run(self, task: Mapping[str, Any], ctx: AgentContext) -> AgentResult:
@@ -96,7 +96,9 @@ class ControlPlane:
             "ends_at": time.monotonic() + ctx.budget.seconds,
         }
         session = self._gateway.session(ctx.key)
-        return await self._episodes.run(Episode(id=secrets.token_hex(8), key=ctx.key, session=session, offer=offer))
+        return await self._episodes.run(
+            AgentEpisode(id=secrets.token_hex(8), key=ctx.key, session=session, offer=offer)
+        )
 
     def _handler(self, answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
         from aiohttp import web  # an extra
@@ -117,7 +119,7 @@ class ControlPlane:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(key.encode(), self.admin_key.encode()):
             what = "this is not the admin key" if key else "give the admin key as a bearer token"
-            raise BadRequest(f"{what}; a session's key serves /v1 alone", status=401, code=UNKNOWN_KEY)
+            raise BadRequest(f"{what}; a session's key serves only /v1", status=401, code=UNKNOWN_KEY)
 
     async def _body(self, request: web.Request, *known: str) -> dict[str, Any]:
         """The JSON object of a request, `{}` for an empty body. Raises `BadRequest`, also for unknown fields."""
@@ -129,7 +131,7 @@ class ControlPlane:
             raise BadRequest(f"unknown field: {unknown[0]:.80}; {allowed}", field=unknown[0])
         return body
 
-    def _episode(self, request: web.Request) -> Episode:
+    def _episode(self, request: web.Request) -> AgentEpisode:
         """The episode of the path, which the request keeps alive. Raises `BadRequest`."""
         episode = self._episodes.get(request.match_info["episode"])
         episode.session.heard_at = time.monotonic()
@@ -157,6 +159,7 @@ class ControlPlane:
             raise BadRequest(f"the run opens all sessions; POST {ROOT}/episodes leases a rollout", status=409)
         name = (await self._body(request, "name")).get("name")
         episode = self._open_session(None if name is None else text_of(name, "name"))
+        self.add(episode)
         return {**_address(episode, request), **episode.offer}
 
     async def _alive(self, request: web.Request) -> dict[str, Any]:
@@ -222,8 +225,8 @@ class ControlPlane:
         }
 
 
-def _address(episode: Episode, request: web.Request) -> dict[str, Any]:
-    """Where the client finds the policy: at the address by which it reached this server."""
+def _address(episode: AgentEpisode, request: web.Request) -> dict[str, Any]:
+    """The episode's session: its address is the one by which the client reached this server."""
     return {"episode": episode.id, "base_url": f"{request.scheme}://{request.host}/v1", "key": episode.key}
 
 

@@ -25,13 +25,13 @@ def _new_result() -> asyncio.Future[AgentResult]:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Episode:
+class AgentEpisode:
     """One session. Made in the event loop of the gateway."""
 
     id: str
     key: str  # of the session
     session: AgentSession
-    offer: Mapping[str, Any] = field(default_factory=dict)  # what its lease says, besides address and key
+    offer: Mapping[str, Any] = field(default_factory=dict)  # what its lease says in addition to address and key
     is_leased: bool = False
     result: asyncio.Future[AgentResult] = field(default_factory=_new_result)  # `InfraError`: an outage was reported
 
@@ -42,19 +42,17 @@ class Episodes:
     def __init__(self, lease_s: float) -> None:
         """`lease_s`: how long a leased rollout may be without a sign of life of its client."""
         self.lease_s = lease_s
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, AgentEpisode] = {}
         self._over: dict[str, str | None] = {}  # by episode: why it was freed; None: it was ended
-        self._waiting: deque[Episode] = deque()
+        self._waiting: deque[AgentEpisode] = deque()
         self._changed = asyncio.Condition()
         self._closed = False
 
-    def add(self, episode: Episode) -> None:
-        """Serve it from now on. Raises `BadRequest` for an id that is taken."""
-        if episode.id in self._episodes:
-            raise BadRequest(f"there is an episode {episode.id!r} already", status=409, field="name")
+    def add(self, episode: AgentEpisode) -> None:
+        """Serve it from now on."""
         self._episodes[episode.id] = episode
 
-    def get(self, id: str) -> Episode:
+    def get(self, id: str) -> AgentEpisode:
         """Return a running episode. Raises `BadRequest` for one that is unknown (404), has ended (409) or was freed
         (410).
         """
@@ -67,7 +65,7 @@ class Episodes:
             raise BadRequest("this episode has ended", status=409, code="episode_ended")
         raise BadRequest(f"this episode is over: {why}", status=410, code="episode_gone")
 
-    async def run(self, episode: Episode) -> AgentResult:
+    async def run(self, episode: AgentEpisode) -> AgentResult:
         """Offer a rollout for lease, and return its end. Raises `InfraError` for an outage that is reported, and for
         a lease without a sign of life.
         """
@@ -90,7 +88,7 @@ class Episodes:
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
 
-    async def lease(self, wait_s: float, is_connected: Callable[[], bool]) -> Episode | None:
+    async def lease(self, wait_s: float, is_connected: Callable[[], bool]) -> AgentEpisode | None:
         """Take the rollout that waits longest, if one comes within `wait_s`. Where the client has gone meanwhile, the
         rollout stays for another one.
 
@@ -114,7 +112,7 @@ class Episodes:
         self._closed = True
         await self._notify()
 
-    def _lease_left(self, episode: Episode) -> float:
+    def _lease_left(self, episode: AgentEpisode) -> float:
         """Seconds until the next look. Raises `InfraError` if its client shows no sign of life."""
         if not episode.is_leased:
             waited = episode.session.silent_s

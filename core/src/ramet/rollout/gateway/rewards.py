@@ -33,6 +33,12 @@ class SessionRewards:
             total = of_turn[token] = _sum(of_turn.get(token), value)
         return total
 
+    def by_turn(self, n_turns: int, at_end: float | None = None) -> list[float | None]:
+        """The rewards of turns, None where there is none. The rollout's, and what its end gave, are in the last."""
+        rewards = [self.turns.get(number) for number in range(n_turns)]
+        given = [reward for reward in (rewards[-1], self.rollout, at_end) if reward is not None]
+        return [*rewards[:-1], sum(given) if given else None]
+
     def by_position(self, turns: Sequence[SessionTurn]) -> dict[int, float]:
         """The rewards of tokens by response position: the place in all turns' tokens, the prompt left out."""
         positions, start = dict[int, float](), 0

@@ -95,7 +95,7 @@ class Gateway:
         except ImportError as error:
             raise ConfigError("the gateway needs the package aiohttp: pip install 'ramet[openai]'") from error
         self._web = web
-        self._host, self._port, self._model, self._control = host, port, model, control
+        self._host, self._port, self.model, self._control = host, port, model, control
         self._sessions: dict[str, AgentSession] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -153,7 +153,7 @@ class Gateway:
             self._session(request)
         except BadRequest as error:
             return self.refusal(_dialect_of(request), error)
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "ramet"}
+        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "ramet"}
         return self._web.json_response({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:

@@ -56,7 +56,7 @@ class SessionTurn:
 
     @property
     def n_sampled(self) -> int:
-        """Tokens that were sampled in this turn, those of another rollout included."""
+        """Tokens that were sampled in this turn, also by the rollout that was forked."""
         return sum(len(segment) for segment in self.segments if segment.is_sampled)
 
     @property
