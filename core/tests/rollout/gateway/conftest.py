@@ -55,20 +55,27 @@ def rollout_of(session: AgentSession) -> Rollout:
 
 
 def check_exact(session: AgentSession, engine: Recorded) -> Rollout:
-    """Every request and its reply are a beginning of one thread, and every sampled token is once in the rollout.
-
-    No thread has tokens that the engine did not see, unless its last request failed.
-    """
+    """The session's rollout, checked as `check_rollouts` does."""
     rollout = rollout_of(session)
-    paths = [[i for segment in thread.segments for i in segment.token_ids] for thread in rollout.threads]
+    check_rollouts([rollout], engine)
+    return rollout
+
+
+def check_rollouts(rollouts: Sequence[Rollout], engine: Recorded) -> None:
+    """Every request and its reply are a beginning of one thread, and every sampled token is once in the rollouts.
+
+    No thread has tokens that the engine did not see, unless its last request failed. None of the rollouts is a fork.
+    """
+    threads = [thread for rollout in rollouts for thread in rollout.threads]
+    paths = [[i for segment in thread.segments for i in segment.token_ids] for thread in threads]
     seen = [prompt + sampled for prompt, sampled in engine.seen]
     for turn in seen:
         assert any(path[: len(turn)] == turn for path in paths)
-    for thread, path in zip(rollout.threads, paths, strict=True):
+    for thread, path in zip(threads, paths, strict=True):
         assert path in seen or not thread.segments[-1].is_sampled
-    assert rollout.n_sampled_tokens == sum(len(sampled) for _, sampled in engine.seen)
-    assert [s.turn for s in rollout.segments] == sorted(s.turn for s in rollout.segments)
-    return rollout
+    assert sum(rollout.n_sampled_tokens for rollout in rollouts) == sum(len(sampled) for _, sampled in engine.seen)
+    for rollout in rollouts:
+        assert [s.turn for s in rollout.segments] == sorted(s.turn for s in rollout.segments)
 
 
 def settings_of(engine: Any, encoder: Encoder, limits: SessionLimits) -> SessionSettings:
@@ -129,21 +136,39 @@ class Served:
 Script = Callable[[str], Reply | str]
 
 
+@dataclass
+class Serving:
+    """A gateway with any number of sessions, each with an engine of its own."""
+
+    gateway: Gateway
+    http: Any
+
+    def open(self, script: Script, limits: SessionLimits = LARGE, family: str = "qwen2.5") -> Served:
+        """A session whose engine replies by `script` to the text of the prompt."""
+        encoder = chat_encoder(family)
+
+        def by_prompt(task: str, path: str, turn: int) -> Reply | str:
+            return script(encoder.decode(scripted.requests[-1].token_ids))
+
+        scripted = ScriptedEngine(by_prompt, encoder)
+        engine = Recorded(scripted)
+        session = AgentSession(NAME, settings_of(engine, encoder, limits))
+        return Served(self.gateway.url, self.gateway.open(session), session, engine, self.http, self.gateway)
+
+
 @asynccontextmanager
-async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str = "qwen2.5") -> AsyncIterator[Served]:
-    """Serve a session whose engine replies by `script` to the text of the prompt."""
+async def serving() -> AsyncIterator[Serving]:
     from aiohttp import ClientSession
 
-    encoder = chat_encoder(family)
-
-    def by_prompt(task: str, path: str, turn: int) -> Reply | str:
-        return script(encoder.decode(scripted.requests[-1].token_ids))
-
-    scripted = ScriptedEngine(by_prompt, encoder)
-    engine = Recorded(scripted)
-    session = AgentSession(NAME, settings_of(engine, encoder, limits))
     async with Gateway() as gateway, ClientSession() as http:
-        yield Served(gateway.url, gateway.open(session), session, engine, http, gateway)
+        yield Serving(gateway, http)
+
+
+@asynccontextmanager
+async def serve_one(script: Script, limits: SessionLimits = LARGE, family: str = "qwen2.5") -> AsyncIterator[Served]:
+    """Serve one session at a gateway of its own; arguments as of `Serving.open`."""
+    async with serving() as gateway:
+        yield gateway.open(script, limits, family)
 
 
 @pytest.fixture

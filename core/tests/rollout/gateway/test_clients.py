@@ -1,7 +1,7 @@
-"""Real clients of all dialects, each in a child process and an environment of its own.
+"""Real clients of all dialects, each in a process of its own, and most in an environment of its own.
 
-`RAMET_CLIENTS` names the folder that scripts/client_environments.sh has filled. Without it, and without the package in
-this environment, a client's tests are skipped.
+`RAMET_CLIENTS` names the folder that scripts/client_environments.sh has filled. A client that it does not have runs
+with this Python if its package is installed, and is skipped otherwise.
 """
 
 from __future__ import annotations
@@ -11,23 +11,37 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs ramet[openai]")
+pytest.importorskip("torch", reason="needs ramet[train]")
 
-from core.tests.rollout.gateway.conftest import LARGE
+import torch
+from core.tests.rollout.gateway.conftest import Recorded, Served, check_rollouts, serving
+from core.tests.rollout.gateway.scenarios import AGENTS, SCENARIOS
 
-from ramet.rollout.gateway.session import SessionLimits
-from ramet.testing.doubles import Reply
+from ramet.algorithms.aggregation import TokenCounts, token_weights
+from ramet.config.schema import LossAggregation
+from ramet.models.encoder import Encoder
+from ramet.policy.batching.rows import rows_of
+from ramet.policy.batching.threads import Threads
+from ramet.policy.batching.train_batch import TrainBatch
+from ramet.rollout.agents.command import CommandAgent
+from ramet.rollout.agents.function import FunctionAgent
+from ramet.rollout.config import CommandConfig, FunctionConfig
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.testing.doubles import ScriptedEngine
+from ramet.types import Rollout
 
 CLIENTS = Path(__file__).parent / "clients"
 ROOT = Path(__file__).resolve().parents[4]
@@ -39,272 +53,188 @@ MODULES = {  # client -> the module that it needs
     "langgraph": "langgraph",
     "pydantic-ai": "pydantic_ai",
     "smolagents": "smolagents",
+    "mini-swe-agent": "minisweagent",
 }
+FUNCTIONS = ("openai-agents", "mini-swe-agent")  # their scripts have a function `run` for `rollout_step=function`
 LIMIT_S = 120
+PAUSE_S = 0.02
 
 
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def results_in(prompt: str) -> list[str]:
-    """The results of tools in a prompt, in order."""
-    return re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt, re.DOTALL)
-
-
-def calculator(prompt: str) -> str:
-    """Two calls in one turn, then one that needs their results, then a text with thoughts."""
-    results = results_in(prompt)
-    if not results:
-        return f"I add.\n{call('add', a=1, b=2)}\n{call('add', a=3, b=4)}"
-    if len(results) == 2:
-        return call("add", a=int(results[0]), b=int(results[1]))
-    return f"<think>\nEasy.\n</think>\n\nThe sum is {results[2]}."
-
-
-def team(prompt: str) -> str:
-    """Two tools, then a handoff to the second agent, which answers."""
-    if "You speak." in prompt:
-        return "Yes." if "Are you sure?" in prompt else "It is 10."
-    results = results_in(prompt)
-    if not results:
-        return f"I add.\n{call('add', a=1, b=2)}\n{call('multiply', a=3, b=4)}"
-    return call("transfer_to_speaker")
-
-
-def family(prompt: str) -> str:
-    """An agent that asks two others at the same time."""
-    results = results_in(prompt)
-    if "You are the boss." in prompt:
-        if results:
-            return f"They say {' and '.join(results)}."
-        return f"{call('ask_ann', input='1 + 2?')}\n{call('ask_bob', input='1 + 2?')}"
-    return f"{results[0]}!" if results else call("add", a=1, b=2)
-
-
-def counter(prompt: str) -> str:
-    return "one more" if "And one more." in prompt else f"counted to {re.findall('Count to (.)', prompt)[0]}"
-
-
-def unsteady() -> Callable[[str], Reply | str]:
-    """An engine that fails at first, and is slow at the first request of each later question."""
-    seen: set[str] = set()
-
-    def script(prompt: str) -> Reply | str:
-        question = re.findall(r"<\|im_start\|>user\n(.*?)\?", prompt)[0]
-        if question in seen:
-            return f"{question}, again"
-        seen.add(question)
-        return Reply(text="", fails="down") if question == "First" else Reply(text=f"{question}, once", rest_s=1.5)
-
-    return script
-
-
-def large(prompt: str) -> str:
-    """One of the calls fails."""
-    results = results_in(prompt)
-    if not results:
-        return f"I add.\n{call('add', a=1, b=2)}\n{call('add', a=3, b=4)}"
-    return f"{results[0]}, {'an error' if results[1].startswith('Error') else results[1]}"
-
-
-def smol(prompt: str) -> str:
-    """`final_answer` is a tool of the package, which writes calls and results as texts."""
-    if "Observation:\n3\n7" in prompt:
-        return call("final_answer", answer="10")
-    return f"I add.\n{call('add', a=1, b=2)}\n{call('add', a=3, b=4)}"
-
-
-def coder(prompt: str) -> str:
-    if prompt.count("<|im_start|>assistant") > 1:
-        return "Thought: I know it.\n<code>\nfinal_answer(10)\n</code>"
-    return "Thought: I add.\n<code>\nprint(add(add(1, 2), add(3, 4)))\n</code>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """What a client does, and what becomes of it."""
-
-    returned: Any
-    turns: int = 3
-    threads: int = 1
-    script: Callable[[str], Reply | str] = calculator
-    limits: SessionLimits = LARGE
-
-
-SUM = "The sum is 10."
-TEAM = Scenario(script=team, returned=["Speaker", "It is 10."], turns=3, threads=2)
-SCENARIOS: dict[str, dict[str, Scenario]] = {
-    "openai": {
-        "chat": Scenario(returned=SUM),
-        "chat_stream": Scenario(returned=SUM),
-        "responses": Scenario(returned=SUM),
-        "responses_stream": Scenario(returned=SUM),
-        "responses_previous": Scenario(returned=SUM),
-        "errors": Scenario(
-            turns=1,
-            limits=SessionLimits(max_turns=1, max_tokens=1000),
-            script=lambda prompt: "Hello.",
-            returned=[
-                [400, "BadRequestError", "n", None],
-                [400, "BadRequestError", "logit_bias", None],
-                [400, "BadRequestError", "text.format", None],
-                [400, "BadRequestError", "tools[0].type", None],
-                [404, "NotFoundError", "previous_response_id", "previous_response_not_found"],
-                [404, "NotFoundError", "response_id", None],
-                [400, "BadRequestError", None, "context_length_exceeded"],
-                [400, "BadRequestError", None, "context_length_exceeded"],
-                [401, "AuthenticationError", None, "invalid_api_key"],
-                [401, "AuthenticationError", None, "invalid_api_key"],
-            ],
-        ),
-        "retries": Scenario(
-            script=unsteady(), returned=["First, again", "Slow, once", "Slow again, once"], turns=3, threads=3
-        ),
-        "parallel": Scenario(script=counter, returned=['"one more"'] * 4, turns=8, threads=4),
-        "completions": Scenario(
-            script=lambda prompt: " look up\nObservation: none",
-            returned=[" look up", "stop"],
-        ),
-    },
-    "anthropic": {
-        "messages": Scenario(returned=["thinking", "text", "end_turn", SUM]),
-        "messages_stream": Scenario(returned=["thinking", "text", "end_turn", SUM]),
-        "events": Scenario(
-            turns=1,
-            script=lambda prompt: f"<think>hm</think>\n\nI add.\n{call('add', a=1, b=2)}",
-            returned=[
-                "message_start",
-                *("content_block_start", "thinking_delta", "signature_delta", "content_block_stop"),
-                *("content_block_start", "text_delta", "content_block_stop"),
-                *("content_block_start", "input_json_delta", "content_block_stop"),
-                *("message_delta", "message_stop"),
-            ],
-        ),
-        "tool_runner": Scenario(script=large, returned="3, an error", turns=2),
-        "count_tokens": Scenario(returned=[True, True], turns=2),
-        "stops": Scenario(
-            script=lambda prompt: "one STOP two",
-            returned=[
-                ["stop_sequence", "STOP", "one"],
-                ["max_tokens", None, "one"],
-                ["end_turn", None, "one STOP two"],
-            ],
-        ),
-        "errors": Scenario(
-            turns=1,
-            limits=SessionLimits(max_turns=1, max_tokens=1000),
-            script=lambda prompt: "Hello.",
-            returned=[
-                [400, "BadRequestError", "invalid_request_error", "n is not supported"],
-                [400, "BadRequestError", "invalid_request_error", "tool_choice.type m"],
-                [400, "BadRequestError", "invalid_request_error", "tools[0].type must"],
-                [400, "BadRequestError", "invalid_request_error", "messages[0].conten"],
-                [400, "BadRequestError", "invalid_request_error", "messages must not "],
-                [400, "BadRequestError", "invalid_request_error", "prompt is too long"],
-                [400, "BadRequestError", "invalid_request_error", "prompt is too long"],
-                [401, "AuthenticationError", "authentication_error", "no session has thi"],
-                [401, "AuthenticationError", "authentication_error", "no session has thi"],
-            ],
-        ),
-        "retries": Scenario(
-            script=unsteady(), returned=["First, again", "Slow, once", "Slow again, once"], turns=3, threads=3
-        ),
-        "unavailable": Scenario(
-            script=lambda prompt: Reply(text="", fails="down"),
-            returned=[503, "ServiceUnavailableError", "api_error"],
-            turns=0,
-        ),
-        "parallel": Scenario(script=counter, returned=["one more"] * 4, turns=8, threads=4),
-    },
-    "openai-agents": {
-        "responses": TEAM,
-        "responses_stream": TEAM,
-        "chat": TEAM,
-        "chat_stream": TEAM,
-        "previous_response": TEAM,
-        "session": Scenario(script=team, returned=["It is 10.", "Yes.", "It is 10."], turns=7, threads=4),
-        "sub_agents": Scenario(script=family, returned="They say 3! and 3!.", turns=6, threads=3),
-    },
-    "langgraph": {
-        name: Scenario(returned=SUM)
-        for name in ("chat", "chat_stream", "responses", "responses_stream", "responses_previous")
-    },
-    "pydantic-ai": {
-        "chat": Scenario(returned=SUM),
-        "chat_stream": Scenario(returned=SUM),
-        "responses": Scenario(returned=[SUM, SUM], turns=4),
-        "responses_stream": Scenario(returned=SUM),
-    },
-    "smolagents": {  # it rewrites what the model said, so every turn begins a thread
-        "tools": Scenario(script=smol, returned="10", turns=2, threads=2),
-        "tools_stream": Scenario(script=smol, returned="10", turns=2, threads=2),
-        "code": Scenario(script=coder, returned=10, turns=2, threads=2),
-    },
-}
+def by_client(clients: Iterable[str]) -> list[Any]:
+    """Parameters of a test; `make light` leaves out clients that have an environment of their own."""
+    always = ("openai", "anthropic", "openai-agents")
+    return [pytest.param(client, marks=() if client in always else pytest.mark.slow) for client in clients]
 
 
 @cache
-def python_of(client: str) -> str | None:
-    """The interpreter of the client's environment; None without one."""
-    python = Path(os.environ.get("RAMET_CLIENTS", "-"), client, "bin", "python")
-    if python.exists():
-        return str(python)
-    return sys.executable if importlib.util.find_spec(MODULES[client]) is not None else None
+def program_of(client: str) -> tuple[str, ...]:
+    """The command that runs the client's scenarios, in its environment. Skips the test without one."""
+    folder, name = Path(os.environ.get("RAMET_CLIENTS", "-"), client), f"{client.replace('-', '_')}_client"
+    if (CLIENTS / f"{name}.mjs").exists() and (folder / "bin" / "node").exists():
+        return str(folder / "bin" / "node"), str(CLIENTS / f"{name}.mjs")
+    if (CLIENTS / f"{name}.py").exists() and (folder / "bin" / "python").exists():
+        return str(folder / "bin" / "python"), str(CLIENTS / f"{name}.py")
+    if client in MODULES and importlib.util.find_spec(MODULES[client]) is not None:
+        return sys.executable, str(CLIENTS / f"{name}.py")
+    pytest.skip(f"{client} is not installed: scripts/client_environments.sh FOLDER {client}, RAMET_CLIENTS=FOLDER")
 
 
-async def run_client(client: str, python: str, serve: Any) -> dict[str, Any]:
-    """Run all scenarios in one process. Returns each one's session with what the client returned or raised."""
-    async with AsyncExitStack() as stack:
-        written = Path(stack.enter_context(TemporaryDirectory()), "results.json")
-        served = {
-            name: await stack.enter_async_context(serve(scenario.script, limits=scenario.limits))
-            for name, scenario in SCENARIOS[client].items()
-        }
+def environ_of(client: str, **more: str) -> dict[str, str]:
+    """The variables of a client's process; RAMET_CLIENT is the folder of its environment."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return kept | {"RAMET_CLIENT": str(Path(program_of(client)[0]).parents[1]), "NO_PROXY": "*"} | more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a client's process wrote, and the sessions of its scenarios."""
+
+    version: str
+    results: dict[str, dict[str, Any]]
+    served: dict[str, Served]
+
+
+async def run_client(client: str, written: Path) -> Outcome:
+    """Run all scenarios in one process, which is killed while the last one waits for a reply."""
+    async with serving() as gateway:
+        served = {name: gateway.open(one.script, one.limits) for name, one in SCENARIOS[client].items()}
         addresses = {name: {"url": f"{one.url}/v1", "key": one.key} for name, one in served.items()}
-        environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
         process = await asyncio.create_subprocess_exec(
-            python,
-            str(CLIENTS / f"{client.replace('-', '_')}_client.py"),
-            env={**environ, "RAMET_SESSIONS": json.dumps(addresses), "RAMET_RESULTS": str(written), "NO_PROXY": "*"},
+            *program_of(client),
+            env=environ_of(client, RAMET_SESSIONS=json.dumps(addresses), RAMET_RESULTS=str(written)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
+        printed = asyncio.create_task(process.communicate())
         try:
-            printed, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                await kill_in_second_turn(process, served["killed"])
         finally:
-            if process.returncode is None:
-                process.kill()
-        assert process.returncode == 0, printed.decode()
-        return {**json.loads(written.read_text()), "served": served}
+            kill(process)
+            output, _ = await printed
+        assert written.exists(), output.decode()
+        found = json.loads(written.read_text())
+        found["results"]["killed"] = {"returned": process.returncode}
+        return Outcome(**found, served=served)
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the process with its children."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def kill_in_second_turn(process: asyncio.subprocess.Process, served: Served) -> None:
+    """Kill the process once its second turn is being sampled, and wait until that turn is over."""
+    turns = served.session.threads.turns
+    while len(turns) < 2 and process.returncode is None:
+        await asyncio.sleep(PAUSE_S)
+    if process.returncode is None:
+        kill(process)
+        await process.wait()
+        while not turns[-1].is_over:
+            await asyncio.sleep(PAUSE_S)
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Any]:
+def outcomes() -> dict[str, Outcome]:
     return {}
 
 
-def outcome_of(client: str, serve: Any, outcomes: dict[str, Any]) -> dict[str, Any]:
-    """What the client's process returned; it runs once for all tests."""
-    if (python := python_of(client)) is None:
-        pytest.skip(f"the package {client} is not installed: RAMET_CLIENTS=FOLDER, scripts/client_environments.sh")
+@pytest.fixture
+def outcome(client: str, outcomes: dict[str, Outcome], tmp_path: Path) -> Outcome:
+    """What the client's process wrote; it runs once for all tests."""
     if client not in outcomes:
-        outcomes[client] = asyncio.run(run_client(client, python, serve))
+        program_of(client)
+        outcomes[client] = asyncio.run(run_client(client, tmp_path / "results.json"))
     return outcomes[client]
 
 
 @pytest.mark.parametrize(
-    ("client", "name"), [(client, name) for client, scenarios in SCENARIOS.items() for name in scenarios]
+    ("client", "name"),
+    [
+        pytest.param(*parameter.values, name, marks=parameter.marks)
+        for parameter in by_client(SCENARIOS)
+        for name in SCENARIOS[parameter.values[0]]
+    ],
 )
 def test_a_client_gets_its_answer_and_every_token_is_once_in_the_rollout(
-    client: str, name: str, serve: Any, outcomes: dict[str, Any]
+    client: str, name: str, outcome: Outcome
 ) -> None:
-    outcome, scenario = outcome_of(client, serve, outcomes), SCENARIOS[client][name]
-    result, served = outcome["results"][name], outcome["served"][name]
+    scenario, result, served = SCENARIOS[client][name], outcome.results[name], outcome.served[name]
     assert "raised" not in result, result["raised"]
     assert result["returned"] == scenario.returned
     rollout = served.check()
     assert (len(served.engine.seen), len(rollout.threads)) == (scenario.turns, scenario.threads)
+
+
+def in_one_thread(rollout: Rollout) -> Rollout:
+    """The same tokens in one thread."""
+    return replace(rollout, segments=tuple(replace(s, thread=0) for s in rollout.segments), thread_starts=())
+
+
+def weights_of(rollouts: Sequence[Rollout], mode: LossAggregation, size: int) -> list[Any]:
+    """The weights of all tokens, one array a rollout, where a micro-batch has `size` threads."""
+    scored = [ScoredRollout(rollout=replace(one, id=str(i)), reward=0.0) for i, one in enumerate(rollouts)]
+    rows = rows_of([ScoredGroup(task=scored[0].rollout.task, rollouts=tuple(scored))])
+    batch = TrainBatch(rows=rows).by_thread()
+    trained = [int(row.mask.sum()) for row in batch.rows]
+    complete = [rollout.n_sampled_tokens for rollout in rollouts]
+    counts = TokenCounts(tokens=sum(trained), rollouts=len(rows), max_tokens=999)
+    found = []
+    for first in range(0, len(batch.rows), size):
+        chosen = range(first, min(first + size, len(batch.rows)))
+        of = [batch.rollout_of(i) for i in chosen]
+        ids = list(dict.fromkeys(of))
+        elsewhere = [complete[id] - sum(trained[i] for i in chosen if batch.rollout_of(i) == id) for id in ids]
+        mask = [torch.from_numpy(batch.rows[i].mask) for i in chosen]
+        numbers = [ids.index(id) for id in of]
+        places = torch.repeat_interleave(torch.tensor(numbers), torch.tensor([len(one) for one in mask]))
+        weights = token_weights(mode, torch.cat(mask), places, counts, elsewhere=torch.tensor(elsewhere).float())
+        found += [part.numpy() for part in weights.split([len(one) for one in mask])]
+    return Threads.of(rows).join(found)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("client", by_client(SCENARIOS))
+def test_threads_of_a_client_weigh_as_the_same_tokens_in_one(client: str, size: int, outcome: Outcome) -> None:
+    rollouts = [served.check() for served in outcome.served.values()]
+    rollouts = [rollout for rollout in rollouts if rollout.n_sampled_tokens]
+    assert max(len(rollout.threads) for rollout in rollouts) > 1
+    for mode in LossAggregation:
+        found, expected = weights_of(rollouts, mode, size), weights_of(list(map(in_one_thread, rollouts)), mode, 1000)
+        for weights, of_one in zip(found, expected, strict=True):
+            np.testing.assert_allclose(weights, of_one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("client", by_client(AGENTS))
+def test_a_client_is_an_agent_and_one_that_is_killed_has_crashed(client: str, play: Any, encoder: Encoder) -> None:
+    """Two rollouts by `rollout_step=command`; the tool that the second one's policy calls kills its program."""
+    turns = AGENTS[client]
+    engine = Recorded(
+        ScriptedEngine(lambda task, path, turn: (turns.replies if path == "0" else turns.kills)[turn], encoder)
+    )
+    program = list(program_of(client))
+    step = CommandAgent(CommandConfig(argv=program, timeout_s=LIMIT_S, env=environ_of(client)))
+    first, second = play(None, step=step, tools={}, engine=engine, group_size=2).rollouts
+    check_rollouts([first, second], engine)
+    assert first.valid and first.answer == "It is 3." and first.infos[-1] == {}
+    assert second.valid and second.turn_rewards == (0.0,) and "exit code -9" in second.infos[-1]["error"]
+    assert len(first.tool_calls) == "".join(turns.replies).count("<tool_call>") and len(second.tool_calls) == 1
+
+
+@pytest.mark.parametrize("client", by_client(FUNCTIONS))
+def test_a_client_is_a_function(client: str, play: Any, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec(MODULES[client]) is None:
+        pytest.skip(f"{client} is not installed next to Ramet: pip install {client}")
+    monkeypatch.syspath_prepend(str(CLIENTS))
+    replies = AGENTS[client].replies
+    engine = Recorded(ScriptedEngine(lambda task, path, turn: replies[turn], encoder))
+    step = FunctionAgent(FunctionConfig(function=f"{client.replace('-', '_')}_client:run"))
+    rollouts = play(None, step=step, tools={}, engine=engine, group_size=2).rollouts
+    check_rollouts(rollouts, engine)
+    assert [(one.valid, one.answer, len(one.threads)) for one in rollouts] == [(True, "It is 3.", 1)] * 2
 
 
 def rows_of_page() -> dict[str, list[str]]:
@@ -313,15 +243,14 @@ def rows_of_page() -> dict[str, list[str]]:
     return {name.strip("`"): cells for name, *cells in rows}
 
 
-@pytest.mark.parametrize("client", SCENARIOS)
-def test_the_page_has_the_numbers_of_what_ran(client: str, serve: Any, outcomes: dict[str, Any]) -> None:
-    outcome = outcome_of(client, serve, outcomes)
-    rollouts = [served.check() for served in outcome["served"].values()]
+@pytest.mark.parametrize("client", by_client(SCENARIOS))
+def test_the_page_has_the_numbers_of_what_ran(client: str, outcome: Outcome) -> None:
+    rollouts = [served.check() for served in outcome.served.values()]
     version, _, _, turns, threads, tokens = rows_of_page()[client]
-    assert int(turns) == sum(len(served.engine.seen) for served in outcome["served"].values())
+    assert int(turns) == sum(len(served.engine.seen) for served in outcome.served.values())
     assert int(threads) == sum(len(rollout.threads) for rollout in rollouts)
     assert int(tokens) == sum(rollout.n_sampled_tokens for rollout in rollouts)
-    assert version == outcome["version"] or "RAMET_CLIENTS" not in os.environ
+    assert version == outcome.version or "RAMET_CLIENTS" not in os.environ
 
 
 def test_the_page_and_the_script_have_the_same_clients() -> None:
@@ -330,4 +259,4 @@ def test_the_page_and_the_script_have_the_same_clients() -> None:
     rows = rows_of_page()
     assert set(pinned) == set(rows)
     for client, cells in rows.items():
-        assert f"=={cells[0]}" in pinned[client]
+        assert re.search(f"[=@]{re.escape(cells[0])}( |$)", pinned[client])

@@ -37,12 +37,17 @@ def results_of(message: Any) -> list[Any]:
 
 
 def messages(url: str, key: str) -> Any:
-    client, said = client_of(url, key), [{"role": "user", "content": QUESTION}]
+    reply = loop(client_of(url, key), [{"role": "user", "content": QUESTION}])
+    return [*(block.type for block in reply.content), reply.stop_reason, reply.content[-1].text]
+
+
+def loop(client: Anthropic, said: list[Any]) -> Any:
+    """The last reply; `said` is then the conversation."""
     for _ in range(5):
         reply = client.messages.create(model="policy", max_tokens=500, system=SYSTEM, messages=said, tools=TOOLS)
         said.append({"role": "assistant", "content": reply.content})
         if reply.stop_reason != "tool_use":
-            return [*(block.type for block in reply.content), reply.stop_reason, reply.content[-1].text]
+            return reply
         said.append({"role": "user", "content": results_of(reply)})
     return None
 
@@ -177,6 +182,27 @@ def parallel(url: str, key: str) -> Any:
     return asyncio.run(everyone())
 
 
+def compaction(url: str, key: str) -> Any:
+    """The policy sums up, and a new conversation begins with its summary."""
+    client, said = client_of(url, key), [{"role": "user", "content": QUESTION}]
+    loop(client, said)
+    summary = loop(client, [*said, {"role": "user", "content": "Sum up."}]).content[-1].text
+    return loop(client, [{"role": "user", "content": f"So far: {summary}. {QUESTION}"}]).content[-1].text
+
+
+def edited(url: str, key: str) -> Any:
+    """The client changes what the policy answered, and asks on."""
+    client, said = client_of(url, key), [{"role": "user", "content": QUESTION}]
+    changed = loop(client, said).content[-1].text.replace("11", "10")
+    sure = {"role": "user", "content": "Are you sure?"}
+    return loop(client, [*said[:-1], {"role": "assistant", "content": changed}, sure]).content[-1].text
+
+
+def agent(url: str, key: str, question: str) -> str:
+    reply = loop(client_of(url, key), [{"role": "user", "content": question}])
+    return str(reply.content[-1].text)
+
+
 if __name__ == "__main__":
     main(
         "anthropic",
@@ -190,4 +216,8 @@ if __name__ == "__main__":
         retries,
         unavailable,
         parallel,
+        compaction,
+        edited,
+        agent=agent,
+        killed=messages_stream,
     )

@@ -15,7 +15,7 @@ from agents import (
     set_default_openai_client,
     set_tracing_disabled,
 )
-from common import QUESTION, main
+from common import QUESTION, main, plus
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
@@ -24,7 +24,7 @@ set_tracing_disabled(True)
 @function_tool
 def add(a: int, b: int) -> int:
     """Add two numbers."""
-    return a + b
+    return plus(a, b)
 
 
 @function_tool
@@ -117,5 +117,76 @@ def sub_agents(url: str, key: str) -> Any:
     return asyncio.run(Runner.run(boss, "Ask both for 1 + 2.")).final_output
 
 
+def calculator(model: Any = "policy") -> Agent:
+    return Agent(name="Calculator", instructions="You calculate.", tools=[add], model=model)
+
+
+def retries(url: str, key: str) -> Any:
+    """The engine fails once, and is once slower than the client waits. Both requests are repeated by the client."""
+    client = AsyncOpenAI(base_url=url, api_key=key, max_retries=3, timeout=1.0)
+    set_default_openai_client(client, use_for_tracing=False)
+
+    async def runs() -> list[str]:
+        return [(await Runner.run(calculator(), question)).final_output for question in ("First?", "Slow?")]
+
+    return asyncio.run(runs())
+
+
+def compaction(url: str, key: str) -> Any:
+    """The agent sums up, and a new conversation begins with its summary."""
+    client_of(url, key)
+
+    async def runs() -> str:
+        first = await Runner.run(calculator(), QUESTION)
+        summary = await Runner.run(calculator(), [*first.to_input_list(), {"role": "user", "content": "Sum up."}])
+        return (await Runner.run(calculator(), f"So far: {summary.final_output}. {QUESTION}")).final_output
+
+    return asyncio.run(runs())
+
+
+def edited(url: str, key: str) -> Any:
+    """The agent's answer is changed in its history, and the agent asked again."""
+    client_of(url, key)
+
+    async def runs() -> str:
+        items = (await Runner.run(calculator(), QUESTION)).to_input_list()
+        items[-1]["content"][0]["text"] = "It is 10."
+        return (await Runner.run(calculator(), [*items, {"role": "user", "content": "Are you sure?"}])).final_output
+
+    return asyncio.run(runs())
+
+
+def agent(url: str, key: str, question: str) -> str:
+    client_of(url, key)
+    return asyncio.run(Runner.run(calculator(), question)).final_output
+
+
+async def run(task: Any, ctx: Any) -> str:
+    """The agent as `rollout_step=function`."""
+    model = OpenAIChatCompletionsModel(
+        model=ctx.model, openai_client=AsyncOpenAI(base_url=ctx.base_url, api_key=ctx.key)
+    )
+    return str((await Runner.run(calculator(model), task.question)).final_output)
+
+
+def killed(url: str, key: str) -> None:
+    client_of(url, key)
+    asyncio.run(streamed(calculator(), QUESTION))
+
+
 if __name__ == "__main__":
-    main("openai-agents", responses, responses_stream, chat, chat_stream, previous_response, session, sub_agents)
+    main(
+        "openai-agents",
+        responses,
+        responses_stream,
+        chat,
+        chat_stream,
+        previous_response,
+        session,
+        sub_agents,
+        retries,
+        compaction,
+        edited,
+        agent=agent,
+        killed=killed,
+    )

@@ -15,8 +15,13 @@ TOOLS: Any = [{"type": "function", "strict": True, **ADD}]
 STRICT: Any = {"_strict_response_validation": True}  # replies are compared with the package's types
 
 
-def chat(url: str, key: str) -> Any:
-    client, messages = OpenAI(base_url=url, api_key=key, **STRICT), chat_start()
+def chat(url: str, key: str, question: str = QUESTION) -> Any:
+    client, messages = OpenAI(base_url=url, api_key=key, **STRICT), chat_start(question)
+    return chat_loop(client, messages)
+
+
+def chat_loop(client: OpenAI, messages: list[Any]) -> Any:
+    """The last text; `messages` are then the conversation."""
     for _ in range(5):
         reply = client.chat.completions.create(model="policy", messages=messages, tools=CHAT_TOOLS)
         message = reply.choices[0].message
@@ -49,8 +54,8 @@ def chat_stream(url: str, key: str) -> Any:
     return None
 
 
-def chat_start() -> list[Any]:
-    return [{"role": "system", "content": "You calculate."}, {"role": "user", "content": QUESTION}]
+def chat_start(question: str = QUESTION) -> list[Any]:
+    return [{"role": "system", "content": "You calculate."}, {"role": "user", "content": question}]
 
 
 def responses(url: str, key: str) -> Any:
@@ -172,6 +177,22 @@ def completions(url: str, key: str) -> Any:
     return ["".join(choice.text for choice in chunks), chunks[-1].finish_reason]
 
 
+def compaction(url: str, key: str) -> Any:
+    """The policy sums up, and a new conversation begins with its summary."""
+    client, messages = OpenAI(base_url=url, api_key=key, **STRICT), chat_start()
+    chat_loop(client, messages)
+    summary = chat_loop(client, [*messages, {"role": "user", "content": "Sum up."}])
+    return chat_loop(client, chat_start(f"So far: {summary}. {QUESTION}"))
+
+
+def edited(url: str, key: str) -> Any:
+    """The client changes what the policy answered, and asks on."""
+    client, messages = OpenAI(base_url=url, api_key=key, **STRICT), chat_start()
+    changed = chat_loop(client, messages).replace("11", "10")
+    sure: Any = {"role": "user", "content": "Are you sure?"}
+    return chat_loop(client, [*messages[:-1], {"role": "assistant", "content": changed}, sure])
+
+
 if __name__ == "__main__":
     main(
         "openai",
@@ -184,4 +205,8 @@ if __name__ == "__main__":
         retries,
         parallel,
         completions,
+        compaction,
+        edited,
+        agent=chat,
+        killed=chat_stream,
     )
