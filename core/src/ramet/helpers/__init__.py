@@ -24,7 +24,7 @@ from ramet.helpers.per_loop import PerLoop
 from ramet.helpers.process_pool import Caller, ProcessLost, ProcessPool
 from ramet.helpers.single_flight import SingleFlight
 from ramet.helpers.task_files import from_jsonl, json_rows
-from ramet.processes import ProcessReaper
+from ramet.processes import own_reaper
 
 __all__ = [
     "CLIENTS",
@@ -44,7 +44,6 @@ __all__ = [
     "PerLoop",
     "ProcessLost",
     "ProcessPool",
-    "ProcessReaper",
     "RequestRefused",
     "SingleFlight",
     "argument_problem",
@@ -59,6 +58,7 @@ __all__ = [
     "local_limiter",
     "message_of",
     "neutralise_chat_markup",
+    "own_reaper",
     "read_body",
     "retry_after_s",
     "rollout_scores",

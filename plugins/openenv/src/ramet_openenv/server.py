@@ -6,12 +6,10 @@ of action and observation) and POST /mcp (JSON-RPC; `tools/list` where actions a
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import http.client
 import json
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -23,7 +21,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from ramet import ConfigError, InfraError
-from ramet.helpers import ProcessReaper
+from ramet.helpers import own_reaper
 from ramet_openenv.config import PORT, OpenEnvConfig
 
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER")  # variables that programs need
@@ -31,8 +29,6 @@ LAST_LINES = 5  # of what a program wrote before it ended
 LAST_CHARS = 400
 MAX_REPLY = 16 << 20  # bytes
 POLL_S = 0.1  # between two looks at a server that starts
-
-_reapers: dict[int, ProcessReaper] = {}  # by process: a fork must not end its parent's servers
 
 
 class OpenEnvServer:
@@ -117,15 +113,12 @@ class Child:
         port = str(_free_port())
         self.url = f"http://127.0.0.1:{port}"
         self._said: deque[str] = deque(maxlen=LAST_LINES)
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        path = config.env.get("PATH", inherited.get("PATH"))
-        if shutil.which(config.command[0], path=path) is None:
-            raise ConfigError(f"rollout_step.params.command: there is no program {config.command[0]!r}")
+        inherited = {name: value for name, value in os.environ.items() if name in INHERITED}
         try:
             self._process = subprocess.Popen(
                 [argument.replace(PORT, port) for argument in config.command],
                 cwd=config.cwd,
-                env={**inherited, **config.env, **_reaper().tag()},
+                env={**inherited, **config.env, **own_reaper().tag()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -134,7 +127,7 @@ class Child:
                 start_new_session=True,  # Ctrl-C is for this process, which then ends it
             )
         except OSError as error:
-            raise ConfigError(f"rollout_step.params.command: {config.name} does not start: {error}") from error
+            raise ConfigError(f"rollout_step.params.command (or cwd={config.cwd}) does not start: {error}") from error
         assert self._process.stdout is not None
         threading.Thread(target=self._read, args=(self._process.stdout,), name="ramet-openenv", daemon=True).start()
 
@@ -179,17 +172,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _reaper() -> ProcessReaper:
-    """A reaper for the servers of this process and what they started, once this process has ended."""
-    pid = os.getpid()
-    if pid not in _reapers:
-        _reapers[pid] = ProcessReaper()
-        atexit.register(_reap, pid)
-    return _reapers[pid]
-
-
-def _reap(pid: int) -> None:
-    if pid == os.getpid():
-        _reapers[pid].reap()
