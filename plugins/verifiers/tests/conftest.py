@@ -14,7 +14,7 @@ import pytest
 from ramet import AgentBudget, AgentContext
 from ramet.engines.protocol import Sampling
 from ramet.rollout.gateway.server import Gateway
-from ramet.rollout.gateway.session import AgentSession, SessionLimits
+from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
 from ramet.testing.chat_templates import chat_encoder
 from ramet.testing.doubles import ScriptedEngine
 
@@ -48,14 +48,14 @@ async def _serve(script: Callable[[str], Any], folder: Path, max_tokens: int = 5
         return script(encoder.decode(engine.requests[-1].token_ids))
 
     engine = ScriptedEngine(by_prompt, encoder)
-    session = AgentSession(
-        "gateway/0/s/0",
+    settings = SessionSettings(
         engine=engine,
         encoder=encoder,
         limits=SessionLimits(max_turns=MAX_TURNS, max_tokens=max_tokens),
         sampling=Sampling(max_tokens=1),
         seed=1,
     )
+    session = AgentSession("gateway/0/s/0", settings)
     budget = AgentBudget(turns=MAX_TURNS, tokens=max_tokens, tool_calls=10, seconds=60)
     async with Gateway() as gateway:
         ctx = AgentContext(

@@ -38,10 +38,18 @@ def test_a_scored_episode_is_the_rollouts_reward() -> None:
     assert result.info["verifiers"]["rewards"] == {"right": 0.5}
 
 
-@pytest.mark.parametrize("report", [failed("HarnessError"), failed("ProviderError", REFUSED["message"])])
-def test_a_program_that_ends_with_an_error_has_failed(report: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("report", "status"),
+    [
+        (failed("HarnessError"), AgentStatus.FAILED),
+        (failed("ProviderError", REFUSED["message"], last_call=REFUSED), AgentStatus.DONE),  # cut at a limit
+    ],
+)
+def test_a_program_that_ends_with_an_error_has_neither_answer_nor_reward(
+    report: dict[str, Any], status: AgentStatus
+) -> None:
     result = result_of(report)
-    assert (result.reward, result.status) == (0.0, AgentStatus.FAILED)
+    assert (result.answer, result.reward, result.status) == (None, 0.0, status)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,7 @@ def test_a_task_of_another_source_is_named(serve: Serve, metadata: dict[str, Any
         agent = VerifiersAgent(VerifiersAgentConfig(python=sys.executable, environment="sums"))
         async with serve(lambda prompt: "1") as access:
             task = Task(id="row 7", prompt=user_prompt("?"), metadata=metadata)
-            with pytest.raises(InfraError, match="'row 7' is not of the environment 'sums'"):
+            with pytest.raises(ConfigError, match="'row 7' is not of the environment 'sums'"):
                 await agent.run(task, access.ctx)
 
     asyncio.run(test())

@@ -52,8 +52,8 @@ async def seen(file: Path) -> bool:
 def test_episodes_run_side_by_side_in_one_process_against_the_gateway(serve: Serve) -> None:
     async def test() -> None:
         async with serve(lambda prompt: "2") as access, started() as worker:
-            url = f"{access.ctx.root_url}/s/{access.ctx.key}/v1"
-            requests = [{**doing("ask"), "base_url": url}, doing("read"), {**doing("ask"), "base_url": url}]
+            asking = {**doing("ask"), "base_url": access.ctx.session_url}
+            requests = [asking, doing("read"), asking]
             answers = await asyncio.gather(*map(worker.run, requests))
             assert [answer["answer"] for answer in answers] == ["2", "", "2"]
             assert access.sampled == ["2<|im_end|>"] * 2

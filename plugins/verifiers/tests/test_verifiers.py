@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from plugins.verifiers.tests.conftest import MAX_TURNS, Serve
 
-from ramet import AgentStatus, ConfigError, InfraError, Task
-from ramet.testing.doubles import Reply
+from ramet import AgentStatus, ConfigError, Group, InfraError, Task
+from ramet.config.schema import RolloutConfig, SystemPrompt
+from ramet.rollout.branching.builtin import RandomBranching
+from ramet.rollout.config import RandomBranchConfig
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.chat_templates import chat_encoder
+from ramet.testing.doubles import Reply, ScriptedEngine
 from ramet_verifiers.agent import VerifiersAgent
 from ramet_verifiers.benchmark import VerifiersBenchmark
 from ramet_verifiers.config import VerifiersAgentConfig, VerifiersBenchmarkConfig
@@ -79,6 +85,45 @@ def _check(done: list[Any]) -> None:
     assert "a bug of the program" in bug.info["verifiers"]["errors"][0]["message"]
     assert isinstance(scorer, InfraError) and "the scorer's server is away" in str(scorer)
     assert isinstance(engine, InfraError) and "503" in str(engine)
+
+
+def test_a_fork_runs_the_program_again_up_to_its_tool_result(options: dict[str, Any]) -> None:
+    """The policy calls the tool, the fork begins after its result; only the fork's answer is right."""
+    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+    (task,) = tasks(options, limit=1)
+
+    def script(task: str, path: str, turn: int) -> str:
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 1}}\n</tool_call>'
+        return call if turn == 0 else "0" if path == "0" else "1"
+
+    encoder = chat_encoder("qwen2.5")
+    engine = ScriptedEngine(script, encoder)
+
+    async def run() -> Group:
+        worker = RolloutWorker(
+            engine=engine,
+            encoder=encoder,
+            step=VerifiersAgent(VerifiersAgentConfig(**options, forks="replay")),
+            branch_policy=RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0)),
+            tools={},
+            config=RolloutConfig(group_size=2, max_turns=MAX_TURNS, max_response_tokens=500),
+            system_prompt=SystemPrompt.NEVER,
+            seed=1,
+            deterministic=False,
+        )
+        try:
+            (group,) = await worker.run(RolloutRequest(tasks=[task], step=1, plan=RolloutPlan()))
+        finally:
+            await worker.close()
+        return group
+
+    root, fork = asyncio.run(run()).rollouts
+    assert [rollout.fault for rollout in (root, fork)] == [None, None]
+    assert fork.parent == "0" and fork.fork_turn == 1 and fork.segments[:2] == root.segments[:2]
+    assert [rollout.answer for rollout in (root, fork)] == ["0", "1"]
+    assert [rollout.turn_rewards[-1] for rollout in (root, fork)] == [0.5, 1.5]
+    assert [rollout.infos[-1]["verifiers"]["turns"] for rollout in (root, fork)] == [3, 3]
+    assert len(engine.requests) == 5  # three turns of the root, two of the fork
 
 
 @pytest.mark.parametrize(

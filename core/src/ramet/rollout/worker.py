@@ -19,6 +19,7 @@ from ramet.engines.protocol import Capability, Engine
 from ramet.errors import raise_all
 from ramet.event_loop import first_error
 from ramet.plugins.component_checks import is_agent
+from ramet.plugins.lifecycle import close_component
 from ramet.rollout.agents.group import agent_settings
 from ramet.rollout.agents.live import MODEL
 from ramet.rollout.branching.builtin import NoBranching
@@ -255,6 +256,8 @@ class RolloutWorker:
     async def close(self) -> None:
         if self._gateway is not None:
             await self._gateway.__aexit__()
+        if is_agent(self.step):
+            await close_component(self.step, "the agent")
         for runner in self.tools.values():
             await runner.close()
 

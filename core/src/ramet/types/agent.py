@@ -102,7 +102,8 @@ class Agent(Protocol):
     up to the fork while its requests are equal, so the agent's own tools run again: declaring it says that they may.
     `none`: branch policies that fork are refused.
 
-    Optional member: `settings` (`AgentSettings`), of the gateway and of crashes.
+    Optional members: `settings` (`AgentSettings`), of the gateway and of crashes; `async def aclose(self) -> None`,
+    after the last rollout.
     """
 
     forks: Literal["replay", "none"]

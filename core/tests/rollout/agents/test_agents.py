@@ -218,6 +218,17 @@ def test_a_deadline_cancels_the_agent(play: Play) -> None:
     assert len(ended) == 1 and not ended[0].exists()
 
 
+def test_an_agent_is_closed_with_its_worker(play: Play) -> None:
+    closed = []
+
+    class Closing(HttpAgent):
+        async def aclose(self) -> None:
+            closed.append(self)
+
+    play(script, step=Closing(), tools={}, group_size=2)
+    assert len(closed) == 1
+
+
 def test_an_agent_that_cannot_be_replayed_is_refused_where_policies_fork(play: Play) -> None:
     with pytest.raises(ConfigErrors, match="cannot be forked"):
         play(script, step=HttpAgent(), policy=Forking, tools={}, group_size=2)

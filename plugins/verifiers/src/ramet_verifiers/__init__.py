@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ramet import Benchmark, Register, hookimpl
+from ramet import Agent, Benchmark, Register, RolloutStep, hookimpl
 from ramet_verifiers.config import VerifiersAgentConfig, VerifiersBenchmarkConfig
 
 ramet_contract = "1"
 
 
 @hookimpl
-def register_rollout_steps(register: Register[Any]) -> None:
+def register_rollout_steps(register: Register[RolloutStep | Agent]) -> None:
     register("verifiers", "ramet_verifiers.agent:VerifiersAgent", config=VerifiersAgentConfig)
 
 

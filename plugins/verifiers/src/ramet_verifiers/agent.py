@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ramet import AgentContext, AgentResult, AgentStatus, InfraError, Task
+from ramet import AgentContext, AgentResult, AgentStatus, ConfigError, InfraError, Task
 from ramet.helpers import PerLoop
 from ramet_verifiers.config import VerifiersAgentConfig
 from ramet_verifiers.process import EpisodeWorker, check
@@ -25,24 +25,24 @@ class VerifiersAgent:
 
     def __init__(self, config: VerifiersAgentConfig) -> None:
         check(config, "rollout_step.params")
-        self.config = config
+        self.config, self.settings = config, config.settings
         self.forks: Literal["replay", "none"] = "replay" if config.forks == "replay" else "none"
         self._worker = PerLoop(lambda: EpisodeWorker(config), EpisodeWorker.abandon)
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
         """One episode of a task that the benchmark `verifiers` gave.
 
-        Raises `InfraError` for every failure that is not the program's own.
+        Raises `ConfigError` for another task, `InfraError` for every failure that is not the program's own.
         """
         own = task.metadata.get(KEY)
         if not isinstance(own, Mapping) or own.get("environment") != self.config.environment:
-            raise InfraError(
+            raise ConfigError(
                 f"task {task.id!r} is not of the environment {self.config.environment!r}: its tasks come from "
                 "data.train=[benchmark:NAME/SPLIT] of the benchmark verifiers"
             )
         request = {
             "data": own["data"],
-            "base_url": f"{ctx.root_url}/s/{ctx.key}/v1",
+            "base_url": ctx.session_url,
             "model": ctx.model,
             "max_turns": ctx.budget.turns,
         }
@@ -58,9 +58,7 @@ def result_of(episode: Mapping[str, Any]) -> AgentResult:
     if last_call is not None and not _is_too_long(last_call):
         raise InfraError(f"the last request of the program failed: {_words(last_call)}")
     if not episode["ok"]:
-        if not _failed_by_itself(episode):
-            raise InfraError(f"the episode failed: {'; '.join(map(_words, episode['errors'])) or episode.get('stop')}")
-        return AgentResult(answer=episode["answer"], reward=0.0, info=_info(episode), status=AgentStatus.FAILED)
+        return _without_score(episode)
     if episode["stop"] in UNSCORED:
         raise InfraError(f"the episode has no valid score: {episode['stop']}")
     if not math.isfinite(episode["reward"]):
@@ -68,10 +66,17 @@ def result_of(episode: Mapping[str, Any]) -> AgentResult:
     return AgentResult(answer=episode["answer"], reward=episode["reward"], info=_info(episode))
 
 
-def _failed_by_itself(episode: Mapping[str, Any]) -> bool:
-    """Whether the program ended with an error while it ran: not its installation, its tools or its scoring."""
+def _without_score(episode: Mapping[str, Any]) -> AgentResult:
+    """The result of an episode that failed: a crash of the program while it ran, or the end at a limit.
+
+    Raises `InfraError` if anything else failed: the installation of the program, its tools, its scoring.
+    """
+    errors = episode["errors"]
     while_it_ran = episode.get("began", False) and not episode.get("ended", False)
-    return while_it_ran and all(error["type"] == "HarnessError" or _is_too_long(error) for error in episode["errors"])
+    if not while_it_ran or not all(error["type"] == "HarnessError" or _is_too_long(error) for error in errors):
+        raise InfraError(f"the episode failed: {'; '.join(map(_words, errors)) or episode.get('stop')}")
+    is_cut = any(map(_is_too_long, errors))
+    return AgentResult(reward=0.0, info=_info(episode), status=AgentStatus.DONE if is_cut else AgentStatus.FAILED)
 
 
 def _is_too_long(error: Mapping[str, Any]) -> bool:

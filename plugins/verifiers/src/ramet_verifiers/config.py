@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramet import option
+from ramet import AgentSettings, option
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,6 +44,22 @@ class VerifiersAgentConfig(VerifiersOptions):
         "refused",
         choices=("replay", "none"),
     )
+    on_crash: str = option(
+        "reward",
+        "a program that fails; reward: judged as a rollout without an answer; mask: left out",
+        choices=("reward", "mask"),
+    )
+    history: str = option(
+        "keep",
+        "thoughts that the program leaves out of earlier turns; keep: the recorded tokens continue; template: as the "
+        "chat template shows earlier turns",
+        choices=("keep", "template"),
+    )
+
+    @property
+    def settings(self) -> AgentSettings:
+        """Return these options as the contract has them."""
+        return AgentSettings(history=self.history, on_crash=self.on_crash)  # type: ignore[arg-type]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,12 +1,20 @@
-"""An environment of verifiers for tests: sums, with a program of its own that repeats a wrong answer once.
+"""An environment of verifiers for tests: sums, with a program of its own that has a tool and asks twice.
 
 The task set has a task for each of `faults`, whose program or scoring fails as real ones do.
 """
 
 from __future__ import annotations
 
+import json
+
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
+
+NUMBERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": NUMBERS}},
+}
 
 
 class SumData(vf.TaskData):
@@ -63,11 +71,17 @@ class SumHarness(vf.Harness[SumHarnessConfig]):
             return vf.ProgramResult(exit_code=3, stdout="", stderr="a bug of the program")
         client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0)
         messages = [{"role": "system", "content": data.system_prompt}, {"role": "user", "content": data.prompt}]
-        n_turns = 100 if data.description == "endless" else 2
-        for _ in range(n_turns):
-            reply = await client.chat.completions.create(model=ctx.model, messages=messages)
-            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
-            messages.append({"role": "user", "content": "Are you sure?"})
+        asked = 0
+        while asked < (100 if data.description == "endless" else 2):
+            reply = await client.chat.completions.create(model=ctx.model, messages=messages, tools=[ADD])
+            said = reply.choices[0].message
+            messages.append(said.model_dump(exclude_none=True))
+            for call in said.tool_calls or ():
+                total = sum(json.loads(call.function.arguments).values())
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(total)})
+            if not said.tool_calls:
+                asked += 1
+                messages.append({"role": "user", "content": "Are you sure?"})
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
