@@ -69,7 +69,7 @@ def result_of(episode: Mapping[str, Any]) -> AgentResult:
 def _without_score(episode: Mapping[str, Any]) -> AgentResult:
     """The result of an episode that failed: a crash of the program while it ran, or the end at a limit.
 
-    Raises `InfraError` if anything else failed: the installation of the program, its tools, its scoring.
+    Raises `InfraError` if another part failed: the installation of the program, its tools, its scoring.
     """
     errors = episode["errors"]
     while_it_ran = episode.get("began", False) and not episode.get("ended", False)

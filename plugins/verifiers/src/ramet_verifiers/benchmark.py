@@ -33,7 +33,8 @@ class VerifiersBenchmark:
         if split not in self.info.splits:
             raise ConfigError(f"{PARAMS}.splits has no {split!r}; allowed: {', '.join(self.info.splits)}")
         arguments = _merged(self.config.arguments, self.config.splits.get(split, {}))
-        for task in list_tasks(self.config, arguments, limit):
+        most = [n for n in (limit, self.config.n_tasks) if n is not None]
+        for task in list_tasks(self.config, arguments, min(most, default=None)):
             yield Task(
                 id=f"{self.config.environment}/{split}/{task['data']['idx']}",
                 prompt=tuple(Message(**message) for message in task["messages"]),
@@ -67,7 +68,7 @@ def _within(name: str, value: float, lowest: float, highest: float) -> float:
 
 
 def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with those of a split added, key by key at every depth."""
+    """Settings with more added, key by key at every depth."""
     merged = dict(settings)
     for name, value in more.items():
         old = merged.get(name)

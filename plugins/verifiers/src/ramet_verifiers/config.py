@@ -66,6 +66,9 @@ class VerifiersAgentConfig(VerifiersOptions):
 class VerifiersBenchmarkConfig(VerifiersOptions):
     """The tasks of a `verifiers` environment, scored by its own rewards."""
 
+    n_tasks: int | None = option(
+        None, "most tasks of a split; null: all. Required for task sets that have no end", minimum=1
+    )
     splits: dict[str, Any] = option(
         factory=dict, help="settings by split, added to `arguments`; empty: the split `test` has all tasks"
     )

@@ -93,7 +93,7 @@ class EpisodeWorker:
         self._options, self._script = options, script
         self._owner = os.getpid()
         self._starting = asyncio.Lock()
-        self._process: _Process | None = None
+        self._process: _WorkerProcess | None = None
         self._n_lost, self._end = 0, ""  # workers that ended since the last complete episode, and how the last one did
 
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class EpisodeWorker:
         episode: dict[str, Any] = answer["episode"]
         return episode
 
-    async def _running(self) -> _Process:
+    async def _running(self) -> _WorkerProcess:
         async with self._starting:
             if self._process is not None and self._process.end:
                 self._lost(self._process.end)
@@ -118,7 +118,7 @@ class EpisodeWorker:
                 if self._n_lost >= MAX_LOST:
                     raise InfraError(f"{self._end}; it is not started again, since no episode was complete before")
                 try:
-                    self._process = await _Process.start(self._options, self._script)
+                    self._process = await _WorkerProcess.start(self._options, self._script)
                 except InfraError as error:
                     self._lost(str(error))
                     raise
@@ -138,7 +138,7 @@ class EpisodeWorker:
             self._process.kill()
 
 
-class _Process:
+class _WorkerProcess:
     """A worker that has loaded its environment."""
 
     def __init__(self, process: asyncio.subprocess.Process, who: str) -> None:
@@ -151,7 +151,7 @@ class _Process:
         self.end = ""  # how it ended, in words
 
     @classmethod
-    async def start(cls, options: VerifiersOptions, script: Path) -> _Process:
+    async def start(cls, options: VerifiersOptions, script: Path) -> _WorkerProcess:
         """Raises `InfraError` if it does not load the environment."""
         try:
             started = await asyncio.create_subprocess_exec(

@@ -30,8 +30,8 @@ MAX_TEXT = 2000  # characters of an error
 NO_KEY = "RAMET_VERIFIERS_NO_KEY"  # a variable that is never set: the session's key is in the address
 
 
-class Environment(Protocol):
-    """What the worker needs of an environment."""
+class ServedEnvironment(Protocol):
+    """The part of an environment that the worker uses."""
 
     def tasks(self, limit: int | None) -> Iterator[dict[str, Any]]: ...
 
@@ -40,7 +40,7 @@ class Environment(Protocol):
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-Load = Callable[[Mapping[str, Any]], Environment]
+Load = Callable[[Mapping[str, Any]], ServedEnvironment]
 
 
 class Refused(Exception):
@@ -119,12 +119,12 @@ class VerifiersEnvironment:
         """Prompt as text messages, and all data, of each task in the order of the task set."""
         taskset = self._env.taskset
         if limit is None and not taskset.bounded:
-            raise Refused("its task set has no end: set a number of tasks")
+            raise Refused("its task set has no end: set n_tasks")
         for task in islice(taskset, limit):
             yield {"messages": _messages(task.data), "data": task.data.model_dump(mode="json")}
 
     def serving(self) -> AbstractAsyncContextManager[None]:
-        """Its shared servers run inside."""
+        """Run its shared servers inside."""
         served: AbstractAsyncContextManager[None] = self._env.serving()
         return served
 
@@ -217,7 +217,7 @@ async def serve(load: Load, read: BinaryIO, write: BinaryIO) -> None:
             _send(write, {"failed": _text(error)})
 
 
-async def _answer_all(environment: Environment, lines: asyncio.StreamReader, write: BinaryIO) -> None:
+async def _answer_all(environment: ServedEnvironment, lines: asyncio.StreamReader, write: BinaryIO) -> None:
     running: dict[int, asyncio.Task[None]] = {}
     while line := await lines.readline():
         message = json.loads(line)
@@ -232,7 +232,7 @@ async def _answer_all(environment: Environment, lines: asyncio.StreamReader, wri
     await asyncio.gather(*running.values(), return_exceptions=True)
 
 
-async def _answer(environment: Environment, request: Mapping[str, Any], write: BinaryIO) -> None:
+async def _answer(environment: ServedEnvironment, request: Mapping[str, Any], write: BinaryIO) -> None:
     try:
         answer: dict[str, Any] = {"episode": await environment.run(request)}
     except Exception as error:
