@@ -41,7 +41,7 @@ def test_a_scored_episode_is_the_rollouts_reward() -> None:
 @pytest.mark.parametrize(
     ("report", "status"),
     [
-        (failed("HarnessError"), AgentStatus.FAILED),
+        (failed("HarnessError", "harness 'x' exited 1: KeyError: 'APITimeoutError'"), AgentStatus.FAILED),
         (failed("ProviderError", REFUSED["message"], last_call=REFUSED), AgentStatus.DONE),  # cut at a limit
     ],
 )
@@ -59,6 +59,8 @@ def test_a_program_that_ends_with_an_error_has_neither_answer_nor_reward(
         failed("HarnessError", "a metric of the harness", ended=True),
         failed("TaskError", "scoring", ended=True),
         failed("SandboxError"),
+        failed("HarnessError", "harness 'x': APITimeoutError: Request timed out."),
+        failed("HarnessError", "harness 'x' exited 1: Traceback\n  …\nopenai.APIConnectionError: Connection error."),
         failed("ProviderError", 'upstream 400: {"param": "n"}'),
         episode(last_call={"type": "ProviderError", "status": 503, "message": "down"}),
         episode(stop="scoring_timeout"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,7 @@ from plugins.verifiers.tests.conftest import Serve
 
 from ramet import ConfigError, InfraError
 from ramet_verifiers.config import VerifiersOptions
-from ramet_verifiers.process import EpisodeWorker, check, list_tasks
+from ramet_verifiers.process import EpisodeWorker, check, environ, list_tasks
 
 SCRIPT = Path(__file__).with_name("stand_in.py")
 
@@ -118,6 +119,15 @@ def test_tasks_are_listed_by_a_process_that_ends() -> None:
     assert [task["data"]["idx"] for task in list_tasks(options(), {}, 2, SCRIPT)] == [0, 1]
     with pytest.raises(ConfigError, match=r"environment 'stand_in' cannot be loaded: ValueError: no data$"):
         list_tasks(options(), {"fault": "no data"}, None, SCRIPT)
+
+
+def test_the_worker_has_the_variables_of_the_run_without_those_of_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("MY_JUDGE", "here")
+    own = environ(options())
+    assert "PYTHONPATH" not in own and own["MY_JUDGE"] == "here"
+    assert own["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
+    assert environ(options(path=["/a", "/b"]))["PYTHONPATH"] == f"/a{os.pathsep}/b"
 
 
 def test_a_python_without_verifiers_and_one_that_is_not_there_are_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ The environment scores the episode; its reward is the rollout's.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,6 +18,11 @@ from ramet_verifiers.process import EpisodeWorker, check
 
 KEY = "verifiers"  # in the task's metadata, and in the info of the last turn
 TOO_LONG = ("context_length_exceeded", "prompt is too long")  # how the gateway refuses a request beyond a limit
+# The last line of a program that did not reach the policy: the exception of its client, however it ended.
+UNREACHED = re.compile(
+    r"(?:harness '[^']*'(?: exited \d+)?: )?(?:\w+\.)*"
+    r"(?:APIConnectionError|APITimeoutError|Connect\w*Error|ConnectTimeout|ReadTimeout|RemoteProtocolError)\b"
+)
 UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")  # ends of an episode without a valid score
 
 
@@ -69,14 +75,19 @@ def result_of(episode: Mapping[str, Any]) -> AgentResult:
 def _without_score(episode: Mapping[str, Any]) -> AgentResult:
     """The result of an episode that failed: a crash of the program while it ran, or the end at a limit.
 
-    Raises `InfraError` if another part failed: the installation of the program, its tools, its scoring.
+    Raises `InfraError` if another part failed: the program's installation, its connection, its tools, its scoring.
     """
     errors = episode["errors"]
     while_it_ran = episode.get("began", False) and not episode.get("ended", False)
-    if not while_it_ran or not all(error["type"] == "HarnessError" or _is_too_long(error) for error in errors):
+    if not while_it_ran or not all(_is_a_crash(error) or _is_too_long(error) for error in errors):
         raise InfraError(f"the episode failed: {'; '.join(map(_words, errors)) or episode.get('stop')}")
     is_cut = any(map(_is_too_long, errors))
     return AgentResult(reward=0.0, info=_info(episode), status=AgentStatus.DONE if is_cut else AgentStatus.FAILED)
+
+
+def _is_a_crash(error: Mapping[str, Any]) -> bool:
+    last_line = error["message"].strip().rpartition("\n")[2]
+    return error["type"] == "HarnessError" and UNREACHED.match(last_line) is None
 
 
 def _is_too_long(error: Mapping[str, Any]) -> bool:

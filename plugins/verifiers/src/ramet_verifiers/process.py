@@ -24,6 +24,7 @@ MAX_LINE = 64 << 20  # bytes of a message
 LAST_WORDS = 2000  # bytes of what a worker that failed wrote to its standard error
 CHUNK = 1 << 16
 CLOSE_TIMEOUT_S = 5.0  # for an end by itself, before it is killed
+KILL_TIMEOUT_S = 2.0  # for what is left of it then, such as a program that has its standard error
 MAX_LOST = 2  # workers that may end one after the other without a complete episode in between
 
 
@@ -43,9 +44,9 @@ def command(options: VerifiersOptions, mode: str, script: Path) -> list[str]:
 
 
 def environ(options: VerifiersOptions) -> dict[str, str]:
-    """Variables of this process without those of its own Python. Programs in the folder of `python` are found first."""
+    """Variables of this process without the ones of its Python; programs next to `python` are found first."""
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    folder = os.path.dirname(os.path.abspath(options.python))
+    folder = os.path.dirname(os.path.abspath(shutil.which(options.python) or options.python))
     path = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, options.path))} if options.path else {}
     return own | path | {"PATH": f"{folder}{os.pathsep}{own.get('PATH', os.defpath)}"}
 
@@ -212,7 +213,7 @@ class _WorkerProcess:
         except ValueError as error:
             self.end = f"{self._who}: the worker's answer cannot be read: {error}"
             self.kill()
-        await asyncio.wait({listening}, timeout=CLOSE_TIMEOUT_S)
+        await asyncio.wait({listening}, timeout=KILL_TIMEOUT_S)
         code = await self._process.wait()
         self.end = self.end or f"{self._who}: the worker ended with code {code}{_said(self._said)}"
         waiting_for: list[asyncio.Future[Any]] = [self._ready, *self._answers.values()]
@@ -241,7 +242,9 @@ class _WorkerProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         await asyncio.wait({self._reading}, timeout=CLOSE_TIMEOUT_S)
-        self.kill()
+        if not self._reading.done():
+            self.kill()
+            await asyncio.wait({self._reading}, timeout=KILL_TIMEOUT_S)
 
     def kill(self) -> None:
         if self._process.returncode is None:
