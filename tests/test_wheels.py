@@ -104,9 +104,9 @@ def test_only_an_absent_extra_published_data_or_shell_keeps_modules_and_tests_of
 
 
 def excused(reason: str) -> bool:
-    """An extra that is not installed, published data that is not next to the repository, a shell that is missing, or
-    what this host forbids."""
-    if re.match(r"this host does not allow |only root can try ", reason):
+    """An extra that is not installed, published data that is not next to the repository, a shell that is missing, a
+    virtual environment of another project, or what this host forbids."""
+    if re.match(r"this host does not allow |only root can try |RAMET_[A-Z]+ does not name a virtual env", reason):
         return True
     data = re.fullmatch(r"needs (\.\./shared/data/[\w./-]+)", reason)
     shell = re.fullmatch(r"(zsh|fish) is not installed", reason)  # no package of Python, so no extra can bring it
