@@ -10,7 +10,7 @@ from ramet_verifiers.agent import KEY
 from ramet_verifiers.config import VerifiersBenchmarkConfig
 from ramet_verifiers.process import check, list_tasks
 
-PARAMS = "benchmarks.NAME.params"
+PARAMS = "benchmarks.verifiers.params"
 ALL = "test"  # the split of all tasks, where no splits are set
 
 
@@ -18,12 +18,15 @@ class VerifiersBenchmark:
     """`Benchmark`. Rollouts are scored by the environment while they run, so `rollout_step=verifiers` makes them."""
 
     def __init__(self, config: VerifiersBenchmarkConfig) -> None:
+        """Raises `ConfigError` without an environment. Its Python is needed only to load tasks."""
+        if not config.environment:
+            raise ConfigError(f"{PARAMS}.environment is not set: name a package of an environment")
         self.config = config
         self.info = BenchmarkInfo(
-            description=f"the verifiers environment {config.environment}",
+            description=f"an environment of verifiers: {config.environment}",
             splits=tuple(config.splits) or (ALL,),
             metrics=("reward", *config.metrics),
-            source=f"the package {config.environment} in the environment of {config.python}",
+            source="the package of the environment",
             licence="the package's",
         )
 

@@ -29,7 +29,7 @@ MAX_LOST = 2  # workers that may end one after the other without a complete epis
 
 
 def check(options: VerifiersOptions, key: str) -> None:
-    """Raise `ConfigError` for options without which no worker can start. `key` is where they are set."""
+    """Raise `ConfigError` for options that a worker cannot start with. `key` is where they are set."""
     if not options.environment:
         raise ConfigError(f"{key}.environment is not set: name a package of an environment")
     if shutil.which(options.python) is None:
@@ -39,8 +39,10 @@ def check(options: VerifiersOptions, key: str) -> None:
 
 
 def command(options: VerifiersOptions, mode: str, script: Path) -> list[str]:
-    """Program and arguments; `-P` keeps this package's folder from the modules that the environment imports."""
-    return [options.python, "-P", str(script), mode]
+    """Program and arguments. The environment does not import modules of this package's folder (`-P`), and what it
+    prints is there if it dies (`-u`).
+    """
+    return [options.python, "-P", "-u", str(script), mode]
 
 
 def environ(options: VerifiersOptions) -> dict[str, str]:

@@ -54,22 +54,22 @@ class VerifiersEnvironment:
         """Import and load it. Raises `Refused`, and what its code raises."""
         _check_version()
         self._verifiers = importlib.import_module("verifiers.v1")
-        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        self._loaders = importlib.import_module("verifiers.v1.utils.loaders")
         block = copy.deepcopy(dict(settings["arguments"]))
         block["taskset"] = {**block.get("taskset", {}), "id": settings["environment"]}
-        kind = loaders.env_config_type(settings["environment"], block.get("id", ""))
+        kind = self._loaders.env_config_type(settings["environment"], block.get("id", ""))
         self._role = self._only_role(kind)
         is_default = self._choose_runtime(block, kind.model_fields[self._role].default)
-        config = loaders.resolve_env_config(block)
+        config = self._loaders.resolve_env_config(block)
         self._check(config, is_default)
-        self._env = loaders.load_environment(config)
+        self._env = self._loaders.load_environment(config)
         self._task_type = type(self._env.taskset).task_type()
         self._data_type = self._task_type.data_type()
-        self._check_pairing(loaders)
+        self._check_pairing()
 
     def _only_role(self, kind: Any) -> str:
-        agent = self._verifiers.AgentConfig
-        roles = [name for name, field in kind.model_fields.items() if isinstance(field.default, agent)]
+        fields = kind.model_fields.items()
+        roles = [name for name, field in fields if isinstance(field.default, self._verifiers.AgentConfig)]
         if len(roles) != 1:
             raise Refused(f"it has {len(roles)} agents ({', '.join(roles)}); environments with one are supported")
         return str(roles[0])
@@ -79,15 +79,15 @@ class VerifiersEnvironment:
 
         The default of `verifiers` is a sandbox in its maker's cloud.
         """
-        seat = block[self._role] = dict(block.get(self._role, {}))
-        if "runtime" in seat or "runtime" in default.model_fields_set:
+        agent = block[self._role] = dict(block.get(self._role, {}))
+        if "runtime" in agent or "runtime" in default.model_fields_set:
             return False
-        seat["runtime"] = {"type": "subprocess"}
+        agent["runtime"] = {"type": "subprocess"}
         return True
 
     def _check(self, config: Any, default_runtime: bool) -> None:
-        seat = getattr(config, self._role)
-        for name, retries in (("retries", config.retries), (f"{self._role}.retries", seat.retries)):
+        agent = getattr(config, self._role)
+        for name, retries in (("retries", config.retries), (f"{self._role}.retries", agent.retries)):
             if retries.max_retries or retries.rules:
                 raise Refused(f"arguments.{name} must be empty: a second attempt would be a part of the same rollout")
         harness = self._harness(config)
@@ -100,10 +100,9 @@ class VerifiersEnvironment:
             )
 
     def _harness(self, config: Any) -> Any:
-        loaders = importlib.import_module("verifiers.v1.utils.loaders")
-        return loaders.load_harness(config.agent_harnesses()[self._role])
+        return self._loaders.load_harness(config.agent_harnesses()[self._role])
 
-    def _check_pairing(self, loaders: Any) -> None:
+    def _check_pairing(self) -> None:
         """Refuse what no episode could run, such as tasks that need a container in a subprocess."""
         pairing = importlib.import_module("verifiers.v1.utils.compile").validate_pairing
         config = self._env.config
@@ -139,9 +138,9 @@ class VerifiersEnvironment:
 
     def _limited(self, max_turns: int) -> Any:
         """The environment with at most so many turns: it ends the episode itself and scores it."""
-        env, seat = copy.copy(self._env), getattr(self._env.config, self._role)
-        turns = max_turns if seat.max_turns is None else min(max_turns, seat.max_turns)
-        limited = seat.model_copy(update={"max_turns": turns})
+        env, agent = copy.copy(self._env), getattr(self._env.config, self._role)
+        turns = max_turns if agent.max_turns is None else min(max_turns, agent.max_turns)
+        limited = agent.model_copy(update={"max_turns": turns})
         env.config = self._env.config.model_copy(update={self._role: limited})
         return env
 
