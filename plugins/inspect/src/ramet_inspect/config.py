@@ -1,0 +1,60 @@
+"""Options of the agent and of the benchmark."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ramet import option
+
+
+@dataclass(kw_only=True, slots=True)
+class InspectTask:
+    """The options that say which task is meant. Both components need them, with equal values."""
+
+    python: str = option("", "Python of the environment that has inspect_ai, as in inspect-env/bin/python; required")
+    task: str = option("", "the task: FILE.py@NAME, or PACKAGE/NAME of an installed package; required")
+    args: dict[str, Any] = option(factory=dict, help="arguments of the task, by name")
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("python", "task") if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"give {' and '.join(missing)}")
+
+    def runs_code(self) -> dict[str, str]:
+        """Return the options that name a program or a file of code."""
+        return {"python": self.python, "task": self.task}
+
+    @property
+    def for_worker(self) -> str:
+        """The options as `worker.py` takes them."""
+        return json.dumps({"task": self.task, "args": self.args})
+
+
+@dataclass(kw_only=True, slots=True)
+class InspectConfig(InspectTask):
+    """The agent `inspect`: it runs samples of an inspect_ai task with the policy as their model."""
+
+    scorer: str | None = option(
+        None, "score that is the reward, as NAME, or NAME/KEY of a score with several values; null: the first"
+    )
+    model_roles: dict[str, str] = option(
+        factory=dict, help="other models of the task by role, as Inspect names them: {grader: openai/gpt-5}"
+    )
+    log_dir: str | None = option(
+        None, "folder for Inspect's logs, one .eval file for each rollout; null: none are kept"
+    )
+    forks: str = option(
+        "none",
+        "replay: a fork runs its sample again, tools and sandbox too, with the recorded replies; none: no forks",
+        choices=("none", "replay"),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class InspectBenchmarkConfig(InspectTask):
+    """The benchmark `inspect`: the samples of an inspect_ai task."""
+
+    n_train: int = option(0, "number of samples that are the split train; the others are the split test", minimum=0)
+    seed: int = option(1, "seed of the draw of the samples for train")

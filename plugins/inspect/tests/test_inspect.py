@@ -1,0 +1,244 @@
+"""Real inspect_ai, in its own environment: samples run through a gateway whose engine is scripted.
+
+`RAMET_INSPECT` names the environment; `python3 -m venv FOLDER && FOLDER/bin/pip install inspect_ai openai` makes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+
+from core.tests.rollout.gateway.conftest import LARGE, Served, serve_one
+
+from ramet import AgentBudget, AgentContext, AgentResult, AgentStatus, ConfigError, InfraError, Task
+from ramet.rollout.gateway.session import SessionLimits
+from ramet_inspect.agent import InspectAgent
+from ramet_inspect.benchmark import InspectBenchmark
+from ramet_inspect.config import InspectBenchmarkConfig, InspectConfig
+
+FOLDER = os.environ.get("RAMET_INSPECT", "")
+TASK = f"{Path(__file__).parent / 'tasks' / 'sums.py'}@sums"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER, reason="inspect_ai is not installed: RAMET_INSPECT names no environment"),
+]
+
+
+def script(prompt: str) -> str:
+    """Call `add`, then say its result."""
+    results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt, re.DOTALL)
+    if "<tools>" in prompt and not results:
+        [(a, b)] = re.findall(r"What is (\d+)\+(\d+)", prompt)
+        tool, arguments = ("add", {"a": int(a), "b": int(b)}) if '"add"' in prompt else ("wait", {})
+        return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+    return f"It is {results[0] if results else 7}."
+
+
+def config(**options: Any) -> dict[str, Any]:
+    return {"python": f"{FOLDER}/bin/python", "task": TASK, **options}
+
+
+Make = Callable[..., InspectAgent]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[InspectAgent] = []
+
+    def build(args: dict[str, Any] | None = None, **options: Any) -> InspectAgent:
+        made.append(InspectAgent(InspectConfig(**config(args=args or {}, **options))))
+        return made[-1]
+
+    yield build
+    for agent in made:
+        asyncio.run(agent.aclose())
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    return list(InspectBenchmark(InspectBenchmarkConfig(**config())).load("test", None))
+
+
+@pytest.fixture
+def task(tasks: list[Task]) -> Task:
+    return tasks[2]
+
+
+async def run(agent: InspectAgent, task: Task, served: Served, folder: Path, key: str | None = None) -> AgentResult:
+    budget = AgentBudget(turns=20, tokens=50_000, tool_calls=20, seconds=60)
+    folder.mkdir(exist_ok=True)
+    return await agent.run(
+        task,
+        AgentContext(
+            base_url=f"{served.url}/v1", key=key or served.key, model="policy", budget=budget, folder=folder, seed=1
+        ),
+    )
+
+
+def result_of(agent: InspectAgent, task: Task, folder: Path, limits: SessionLimits = LARGE, **kwargs: Any) -> Any:
+    """The result of one run and its rollout, whose tokens are what the engine saw."""
+
+    async def work() -> Any:
+        async with serve_one(script, limits) as served:
+            result = await run(agent, task, served, folder, **kwargs)
+            return result, served.check()
+
+    return asyncio.run(work())
+
+
+def test_a_sample_runs_through_the_gateway_and_its_score_is_the_reward(make: Make, task: Task, tmp_path: Path) -> None:
+    result, rollout = result_of(make(log_dir=str(tmp_path / "logs")), task, tmp_path / "run")
+    assert (result.answer, result.reward, result.status) == ("It is 4.", 1.0, AgentStatus.DONE)
+    info = result.info["inspect"]
+    assert info["scores"] == {"includes": 1.0, "counts/words": 3.0, "counts/digits": 1.0}
+    assert len(rollout.threads) == 1 and rollout.response.endswith("It is 4.")
+    assert Path(info["log"]).parent == tmp_path / "logs"
+    dump = subprocess.run([f"{FOLDER}/bin/inspect", "log", "dump", info["log"]], capture_output=True, check=True)
+    [logged] = json.loads(dump.stdout)["samples"]
+    assert (logged["id"], logged["scores"]["includes"]["value"]) == ("sum[2]", "C")
+
+
+def test_samples_that_run_at_once_have_sessions_of_their_own(make: Make, tasks: list[Task], tmp_path: Path) -> None:
+    agent, tasks = make(scorer="counts/words"), [*tasks[:4], tasks[2]]
+
+    async def work() -> None:
+        async with AsyncExitStack() as stack:
+            served = [await stack.enter_async_context(serve_one(script)) for _ in tasks]
+            runs = [
+                run(agent, task, one, tmp_path / str(i))
+                for i, (task, one) in enumerate(zip(tasks, served, strict=True))
+            ]
+            results = await asyncio.gather(*runs)
+            assert [result.answer for result in results] == ["It is 0.", "It is 2.", "It is 4.", "It is 6.", "It is 4."]
+            assert [result.reward for result in results] == [3.0] * 5
+            for one, result in zip(served, results, strict=True):
+                assert one.check().response.endswith(str(result.answer))
+
+    asyncio.run(work())
+
+
+def test_a_crash_after_a_reply_is_the_agents_and_one_before_is_an_outage(
+    make: Make, task: Task, tmp_path: Path
+) -> None:
+    result, _ = result_of(make({"solve": "crash"}), task, tmp_path)
+    assert (result.status, result.reward) == (AgentStatus.FAILED, None)
+    assert "a mistake of the solver" in result.info["inspect"]["error"]
+    with pytest.raises(InfraError, match="a mistake of the solver"):
+        result_of(make({"solve": "crash early"}), task, tmp_path)
+
+
+def test_a_gateway_that_refuses_is_an_outage(make: Make, task: Task, tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match="401"):
+        result_of(make(), task, tmp_path, key="wrong")
+
+
+def test_a_sample_that_reaches_a_limit_is_scored(make: Make, task: Task, tmp_path: Path) -> None:
+    """A limit of the task's own, and the gateway's, at which Inspect stops asking."""
+    result, rollout = result_of(make({"messages": 3}), task, tmp_path)
+    assert (result.reward, result.info["inspect"]["limit"]) == (0.0, "message")
+    assert result.status is AgentStatus.DONE and rollout.n_sampled_tokens > 0
+    result, _ = result_of(make(), task, tmp_path, SessionLimits(max_turns=1, max_tokens=5000))
+    assert result.status is AgentStatus.DONE and result.reward == 0.0
+
+
+def test_a_scorer_that_asks_the_policy_is_refused(make: Make, task: Task, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model_roles"):
+        result_of(make({"score": "grader"}), task, tmp_path)
+
+
+def test_a_model_with_a_role_grades(make: Make, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with serve_one(script) as served, serve_one(lambda _: "0.5") as judge:
+            monkeypatch.setenv("JUDGE_BASE_URL", f"{judge.url}/v1")
+            monkeypatch.setenv("JUDGE_API_KEY", judge.key)
+            agent = make({"score": "grader"}, model_roles={"grader": "openai-api/judge/any"})
+            result = await run(agent, task, served, tmp_path)
+            assert result.reward == 0.5
+            assert "right?" not in served.check().response
+
+    asyncio.run(work())
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _waited(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + 20
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_cancelled_sample_ends_with_what_it_started(make: Make, task: Task, tmp_path: Path) -> None:
+    agent, pid = make({"solve": "wait", "folder": str(tmp_path)}), tmp_path / "pid"
+
+    async def work() -> None:
+        async with serve_one(script) as served:
+            running = asyncio.create_task(run(agent, task, served, tmp_path / "run"))
+            assert await asyncio.to_thread(_waited, lambda: pid.exists() and bool(pid.read_text()))
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(work())
+    assert _waited(lambda: not _is_running(int(pid.read_text())))
+
+
+def test_a_killed_process_is_an_outage_and_is_started_again(make: Make, task: Task, tmp_path: Path) -> None:
+    agent, pid = make({"solve": "wait", "folder": str(tmp_path)}), tmp_path / "pid"
+
+    async def work() -> None:
+        async with serve_one(script) as served:
+            for _ in range(2):
+                running = asyncio.create_task(run(agent, task, served, tmp_path / "run"))
+                assert await asyncio.to_thread(_waited, lambda: pid.exists() and bool(pid.read_text()))
+                os.kill(agent._process._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+                with pytest.raises(InfraError, match="ended"):
+                    await running
+                assert await asyncio.to_thread(_waited, lambda: not _is_running(int(pid.read_text())))
+                pid.unlink()
+
+    asyncio.run(work())
+
+
+def test_samples_are_tasks_with_splits_and_ids() -> None:
+    benchmark = InspectBenchmark(InspectBenchmarkConfig(**config(n_train=2, args={"n": 6})))
+    train, test = (list(benchmark.load(split, None)) for split in ("train", "test"))
+    assert len(train) == 2 and len(test) == 4
+    assert {task.id for task in train + test} == {f"sum[{i}]" for i in range(6)}
+    assert [task.id for task in benchmark.load("test", 2)] == [task.id for task in test[:2]]
+    first = test[0]
+    assert first.question.startswith("What is") and first.answer[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": TASK.replace("sums.py", "none.py")}, "no file"),
+        ({"task": TASK + "s"}, "no task 'sumss'"),
+        ({"task": "sums"}, "PACKAGE/NAME"),
+        ({"task": TASK.replace("@sums", "@twins")}, "two samples have the id 'a'"),
+        ({"args": {"m": 1}}, "unexpected keyword argument 'm'"),
+        ({"n_train": 5}, "under 5"),
+    ],
+)
+def test_tasks_that_cannot_be_loaded_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        list(InspectBenchmark(InspectBenchmarkConfig(**config(**options))).load("test", None))
