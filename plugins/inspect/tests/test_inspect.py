@@ -1,6 +1,6 @@
-"""Real inspect_ai, in its own environment: samples run through a gateway whose engine is scripted.
+"""Real inspect_ai: samples run through a gateway whose engine is scripted.
 
-`RAMET_INSPECT` names the environment; `python3 -m venv FOLDER && FOLDER/bin/pip install inspect_ai openai` makes one.
+`RAMET_INSPECT` names its environment, which `python3 -m venv FOLDER && FOLDER/bin/pip install inspect_ai openai` makes.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
-
-from core.tests.rollout.gateway.conftest import LARGE, Served, serve_one
-
 from ramet import AgentBudget, AgentContext, AgentResult, AgentStatus, ConfigError, InfraError, Task
-from ramet.rollout.gateway.session import SessionLimits
 from ramet_inspect.agent import InspectAgent
 from ramet_inspect.benchmark import InspectBenchmark
 from ramet_inspect.config import InspectBenchmarkConfig, InspectConfig
 
-FOLDER = os.environ.get("RAMET_INSPECT", "")
+FOLDER = os.environ.get("RAMET_INSPECT") or (sys.prefix if find_spec("inspect_ai") else None)
 TASK = f"{Path(__file__).parent / 'tasks' / 'sums.py'}@sums"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER, reason="inspect_ai is not installed: RAMET_INSPECT names no environment"),
+    pytest.mark.skipif(
+        FOLDER is None,
+        reason="ramet-inspect[inspect] is not installed, and RAMET_INSPECT names no environment of inspect_ai",
+    ),
 ]
 
 
@@ -52,6 +53,7 @@ def config(**options: Any) -> dict[str, Any]:
 
 
 Make = Callable[..., InspectAgent]
+Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def task(tasks: list[Task]) -> Task:
     return tasks[2]
 
 
-async def run(agent: InspectAgent, task: Task, served: Served, folder: Path, key: str | None = None) -> AgentResult:
+async def run(agent: InspectAgent, task: Task, served: Any, folder: Path, key: str | None = None) -> AgentResult:
     budget = AgentBudget(turns=20, tokens=50_000, tool_calls=20, seconds=60)
     folder.mkdir(exist_ok=True)
     return await agent.run(
@@ -88,19 +90,25 @@ async def run(agent: InspectAgent, task: Task, served: Served, folder: Path, key
     )
 
 
-def result_of(agent: InspectAgent, task: Task, folder: Path, limits: SessionLimits = LARGE, **kwargs: Any) -> Any:
-    """The result of one run and its rollout, whose tokens are what the engine saw."""
+@pytest.fixture
+def run_one(gateway: Any, tmp_path: Path) -> Run:
+    """Runs a task; returns the result and its rollout, whose tokens are what the engine saw."""
 
-    async def work() -> Any:
-        async with serve_one(script, limits) as served:
-            result = await run(agent, task, served, folder, **kwargs)
-            return result, served.check()
+    def run_one(agent: InspectAgent, task: Task, max_turns: int = 20, **kwargs: Any) -> Any:
+        async def work() -> Any:
+            async with gateway.serve_one(script, replace(gateway.LARGE, max_turns=max_turns)) as served:
+                result = await run(agent, task, served, tmp_path / "run", **kwargs)
+                return result, served.check()
 
-    return asyncio.run(work())
+        return asyncio.run(work())
+
+    return run_one
 
 
-def test_a_sample_runs_through_the_gateway_and_its_score_is_the_reward(make: Make, task: Task, tmp_path: Path) -> None:
-    result, rollout = result_of(make(log_dir=str(tmp_path / "logs")), task, tmp_path / "run")
+def test_a_sample_runs_through_the_gateway_and_its_score_is_the_reward(
+    make: Make, task: Task, run_one: Run, tmp_path: Path
+) -> None:
+    result, rollout = run_one(make(log_dir=str(tmp_path / "logs")), task)
     assert (result.answer, result.reward, result.status) == ("It is 4.", 1.0, AgentStatus.DONE)
     info = result.info["inspect"]
     assert info["scores"] == {"includes": 1.0, "counts/words": 3.0, "counts/digits": 1.0}
@@ -111,12 +119,14 @@ def test_a_sample_runs_through_the_gateway_and_its_score_is_the_reward(make: Mak
     assert (logged["id"], logged["scores"]["includes"]["value"]) == ("sum[2]", "C")
 
 
-def test_samples_that_run_at_once_have_sessions_of_their_own(make: Make, tasks: list[Task], tmp_path: Path) -> None:
+def test_samples_that_run_at_once_have_sessions_of_their_own(
+    gateway: Any, make: Make, tasks: list[Task], tmp_path: Path
+) -> None:
     agent, tasks = make(scorer="counts/words"), [*tasks[:4], tasks[2]]
 
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            served = [await stack.enter_async_context(serve_one(script)) for _ in tasks]
+            served = [await stack.enter_async_context(gateway.serve_one(script)) for _ in tasks]
             runs = [
                 run(agent, task, one, tmp_path / str(i))
                 for i, (task, one) in enumerate(zip(tasks, served, strict=True))
@@ -130,38 +140,38 @@ def test_samples_that_run_at_once_have_sessions_of_their_own(make: Make, tasks: 
     asyncio.run(work())
 
 
-def test_a_crash_after_a_reply_is_the_agents_and_one_before_is_an_outage(
-    make: Make, task: Task, tmp_path: Path
-) -> None:
-    result, _ = result_of(make({"solve": "crash"}), task, tmp_path)
+def test_a_crash_after_a_reply_is_the_agents_and_one_before_is_an_outage(make: Make, task: Task, run_one: Run) -> None:
+    result, _ = run_one(make({"solve": "crash"}), task)
     assert (result.status, result.reward) == (AgentStatus.FAILED, None)
     assert "a mistake of the solver" in result.info["inspect"]["error"]
     with pytest.raises(InfraError, match="a mistake of the solver"):
-        result_of(make({"solve": "crash early"}), task, tmp_path)
+        run_one(make({"solve": "crash early"}), task)
 
 
-def test_a_gateway_that_refuses_is_an_outage(make: Make, task: Task, tmp_path: Path) -> None:
+def test_a_gateway_that_refuses_is_an_outage(make: Make, task: Task, run_one: Run) -> None:
     with pytest.raises(InfraError, match="401"):
-        result_of(make(), task, tmp_path, key="wrong")
+        run_one(make(), task, key="wrong")
 
 
-def test_a_sample_that_reaches_a_limit_is_scored(make: Make, task: Task, tmp_path: Path) -> None:
+def test_a_sample_that_reaches_a_limit_is_scored(make: Make, task: Task, run_one: Run) -> None:
     """A limit of the task's own, and the gateway's, at which Inspect stops asking."""
-    result, rollout = result_of(make({"messages": 3}), task, tmp_path)
+    result, rollout = run_one(make({"messages": 3}), task)
     assert (result.reward, result.info["inspect"]["limit"]) == (0.0, "message")
     assert result.status is AgentStatus.DONE and rollout.n_sampled_tokens > 0
-    result, _ = result_of(make(), task, tmp_path, SessionLimits(max_turns=1, max_tokens=5000))
+    result, _ = run_one(make(), task, max_turns=1)
     assert result.status is AgentStatus.DONE and result.reward == 0.0
 
 
-def test_a_scorer_that_asks_the_policy_is_refused(make: Make, task: Task, tmp_path: Path) -> None:
+def test_a_scorer_that_asks_the_policy_is_refused(make: Make, task: Task, run_one: Run) -> None:
     with pytest.raises(ConfigError, match="model_roles"):
-        result_of(make({"score": "grader"}), task, tmp_path)
+        run_one(make({"score": "grader"}), task)
 
 
-def test_a_model_with_a_role_grades(make: Make, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_a_role_grades(
+    gateway: Any, make: Make, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work() -> None:
-        async with serve_one(script) as served, serve_one(lambda _: "0.5") as judge:
+        async with gateway.serve_one(script) as served, gateway.serve_one(lambda _: "0.5") as judge:
             monkeypatch.setenv("JUDGE_BASE_URL", f"{judge.url}/v1")
             monkeypatch.setenv("JUDGE_API_KEY", judge.key)
             agent = make({"score": "grader"}, model_roles={"grader": "openai-api/judge/any"})
@@ -186,11 +196,11 @@ def _waited(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_cancelled_sample_ends_with_what_it_started(make: Make, task: Task, tmp_path: Path) -> None:
+def test_a_cancelled_sample_ends_with_what_it_started(gateway: Any, make: Make, task: Task, tmp_path: Path) -> None:
     agent, pid = make({"solve": "wait", "folder": str(tmp_path)}), tmp_path / "pid"
 
     async def work() -> None:
-        async with serve_one(script) as served:
+        async with gateway.serve_one(script) as served:
             running = asyncio.create_task(run(agent, task, served, tmp_path / "run"))
             assert await asyncio.to_thread(_waited, lambda: pid.exists() and bool(pid.read_text()))
             running.cancel()
@@ -201,11 +211,13 @@ def test_a_cancelled_sample_ends_with_what_it_started(make: Make, task: Task, tm
     assert _waited(lambda: not _is_running(int(pid.read_text())))
 
 
-def test_a_killed_process_is_an_outage_and_is_started_again(make: Make, task: Task, tmp_path: Path) -> None:
+def test_a_killed_process_is_an_outage_and_is_started_again(
+    gateway: Any, make: Make, task: Task, tmp_path: Path
+) -> None:
     agent, pid = make({"solve": "wait", "folder": str(tmp_path)}), tmp_path / "pid"
 
     async def work() -> None:
-        async with serve_one(script) as served:
+        async with gateway.serve_one(script) as served:
             for _ in range(2):
                 running = asyncio.create_task(run(agent, task, served, tmp_path / "run"))
                 assert await asyncio.to_thread(_waited, lambda: pid.exists() and bool(pid.read_text()))

@@ -110,30 +110,38 @@ def test_scores_are_numbers_as_inspect_has_them_or_none(value: Any, numbers: Map
     assert dict(worker.numbers("s", value)) == numbers
 
 
-@pytest.mark.parametrize("missing", ["python", "task"])
-def test_an_option_that_is_required_is_named(missing: str) -> None:
-    with pytest.raises(ValueError, match=f"give {missing}"):
-        InspectConfig(**{**OPTIONS, missing: ""})
+def test_a_task_is_required() -> None:
+    with pytest.raises(ConfigError, match=r"rollout_step\.params\.task is empty"):
+        InspectAgent(InspectConfig())
+    with pytest.raises(ConfigError, match=r"benchmarks\.inspect\.params\.task is empty"):
+        InspectBenchmark(InspectBenchmarkConfig())
 
 
 def test_options_that_run_programs_say_so() -> None:
     assert InspectConfig(**OPTIONS).runs_code() == OPTIONS
+    assert InspectConfig(task="a.py@a").runs_code() == {"task": "a.py@a"}
 
 
-@pytest.mark.parametrize(
-    ("python", "message"),
-    [
-        (sys.executable, r"No module named 'inspect_ai'"),
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    """This Python without any installed package."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_an_interpreter_without_inspect_is_named(bare_python: Path) -> None:
+    for python, message in (
+        (str(bare_python), r"No module named 'inspect_ai'"),
         ("/no/such/python", r"'/no/such/python' cannot be started: No such file"),
         ("/bin/true", r"'/bin/true' did not list the samples"),
-    ],
-)
-def test_an_interpreter_without_inspect_is_named(python: str, message: str) -> None:
-    options = {**OPTIONS, "python": python}
-    with pytest.raises(ConfigError, match=f"benchmarks.inspect.params.*{message}"):
-        list(InspectBenchmark(InspectBenchmarkConfig(**options)).load("test", None))
-    with pytest.raises(ConfigError, match=f"rollout_step.params.*{message}"):
-        asyncio.run(InspectAgent(InspectConfig(**options)).run(TASK, CONTEXT))
+    ):
+        options = {**OPTIONS, "python": python}
+        with pytest.raises(ConfigError, match=f"benchmarks.inspect.params.*{message}"):
+            list(InspectBenchmark(InspectBenchmarkConfig(**options)).load("test", None))
+        with pytest.raises(ConfigError, match=f"rollout_step.params.*{message}"):
+            asyncio.run(InspectAgent(InspectConfig(**options)).run(TASK, CONTEXT))
 
 
 def test_a_task_of_another_benchmark_is_refused() -> None:

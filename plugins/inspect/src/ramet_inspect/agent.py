@@ -18,6 +18,7 @@ class InspectAgent:
     """`Agent`. Solver, tools, sandbox and scorers are the task's; the reward is one of its scores."""
 
     def __init__(self, config: InspectConfig) -> None:
+        config.check(STEP)
         self.config = config
         self.forks = cast(Literal["replay", "none"], config.forks)
         self._process = InspectProcess(config, STEP)

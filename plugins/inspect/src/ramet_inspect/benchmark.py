@@ -21,6 +21,7 @@ class InspectBenchmark:
     """`Benchmark`. The agent `inspect` runs and scores the samples; the metric is its reward."""
 
     def __init__(self, config: InspectBenchmarkConfig) -> None:
+        config.check(NAME)
         self.config = config
         self.info = BenchmarkInfo(
             description=f"the inspect_ai task {config.task}",

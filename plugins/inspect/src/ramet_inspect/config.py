@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ramet import option
+from ramet import ConfigError, option
 
 
 @dataclass(kw_only=True, slots=True)
 class InspectTask:
     """The options that say which task is meant. Both components need them, with equal values."""
 
-    python: str = option("", "Python of the environment that has inspect_ai, as in inspect-env/bin/python; required")
     task: str = option("", "the task: FILE.py@NAME, or PACKAGE/NAME of an installed package; required")
     args: dict[str, Any] = option(factory=dict, help="arguments of the task, by name")
-
-    def __post_init__(self) -> None:
-        missing = [name for name in ("python", "task") if not getattr(self, name)]
-        if missing:
-            raise ValueError(f"give {' and '.join(missing)}")
+    python: str | None = option(
+        None,
+        "Python of the environment that has inspect_ai, as in inspect-env/bin/python; null: the one that runs Ramet",
+    )
 
     def runs_code(self) -> dict[str, str]:
-        """Return the options that name a program or a file of code."""
-        return {"python": self.python, "task": self.task}
+        """Return the options that name a program or code."""
+        options = {"task": self.task, "python": self.python}
+        return {option: text for option, text in options.items() if text}
 
     @property
-    def for_worker(self) -> str:
-        """The options as `worker.py` takes them."""
-        return json.dumps({"task": self.task, "args": self.args})
+    def interpreter(self) -> str:
+        """The program that `python` names."""
+        return sys.executable if self.python is None else str(Path(self.python).expanduser())
+
+    def check(self, where: str) -> None:
+        """Raise `ConfigError` without a task; `where` is the section of the configuration."""
+        if not self.task:
+            raise ConfigError(f"{where}.params.task is empty; give FILE.py@NAME or PACKAGE/NAME")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -143,7 +143,7 @@ def _input(process: subprocess.Popen[str]) -> IO[str]:
 
 
 def _command(config: InspectTask, mode: str) -> list[str]:
-    return [str(Path(config.python).expanduser()), str(WORKER), mode, config.for_worker]
+    return [config.interpreter, str(WORKER), mode, json.dumps({"task": config.task, "args": config.args})]
 
 
 def _check_first(message: Mapping[str, Any], where: str) -> None:
@@ -152,8 +152,8 @@ def _check_first(message: Mapping[str, Any], where: str) -> None:
 
 
 def _no_python(config: InspectTask, where: str, error: OSError) -> ConfigError:
-    return ConfigError(f"{where}.params.python: {config.python!r} cannot be started: {error.strerror}")
+    return ConfigError(f"{where}.params.python: {config.interpreter!r} cannot be started: {error.strerror}")
 
 
 def _unreadable(config: InspectTask, where: str, words: str) -> ConfigError:
-    return ConfigError(f"{where}.params.python: {config.python!r} did not list the samples: {words[-LAST_WORDS:]}")
+    return ConfigError(f"{where}.params.python: {config.interpreter!r} did not list the samples: {words[-LAST_WORDS:]}")
