@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ramet import Benchmark, Register, RolloutStep, hookimpl
+from ramet import Agent, Benchmark, Register, RolloutStep, hookimpl
 from ramet_inspect.config import InspectBenchmarkConfig, InspectConfig
 
 ramet_contract = "1"
 
 
 @hookimpl
-def register_rollout_steps(register: Register[RolloutStep]) -> None:
+def register_rollout_steps(register: Register[RolloutStep | Agent]) -> None:
     register("inspect", "ramet_inspect.agent:InspectAgent", config=InspectConfig)
 
 

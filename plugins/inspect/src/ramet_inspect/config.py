@@ -52,8 +52,21 @@ class InspectConfig(InspectTask):
     )
     forks: str = option(
         "none",
-        "replay: a fork runs its sample again, tools and sandbox too, with the recorded replies; none: no forks",
+        "forks of branch policies; replay: the sample runs again, tools and sandbox too, answered from the record up "
+        "to the fork",
         choices=("none", "replay"),
+    )
+    on_crash: str = option(
+        "reward",
+        "a sample with an error of its own; reward: judged as a rollout without an answer, its reward is 0; mask: left "
+        "out, so a policy can avoid bad rewards by crashing",
+        choices=("reward", "mask"),
+    )
+    history: str = option(
+        "keep",
+        "thoughts that Inspect leaves out of earlier turns; keep: the recorded tokens continue; template: as the chat "
+        "template shows earlier turns",
+        choices=("keep", "template"),
     )
 
 
