@@ -23,6 +23,12 @@ from typing import Any
 import pytest
 
 from ramet import AgentBudget, AgentContext, AgentResult, AgentStatus, ConfigError, InfraError, Task
+from ramet.config.schema import RolloutConfig, SystemPrompt
+from ramet.rollout.branching.builtin import RandomBranching
+from ramet.rollout.config import RandomBranchConfig
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.doubles import ScriptedEngine, tiny_encoder
 from ramet_inspect.agent import InspectAgent
 from ramet_inspect.benchmark import InspectBenchmark
 from ramet_inspect.config import InspectBenchmarkConfig, InspectConfig
@@ -153,13 +159,47 @@ def test_a_gateway_that_refuses_is_an_outage(make: Make, task: Task, run_one: Ru
         run_one(make(), task, key="wrong")
 
 
-def test_a_sample_that_reaches_a_limit_is_scored(make: Make, task: Task, run_one: Run) -> None:
+def test_a_sample_that_reaches_a_limit_is_scored_and_has_no_answer(make: Make, task: Task, run_one: Run) -> None:
     """A limit of the task's own, and the gateway's, at which Inspect stops asking."""
-    result, rollout = run_one(make({"messages": 3}), task)
-    assert (result.reward, result.info["inspect"]["limit"]) == (0.0, "message")
-    assert result.status is AgentStatus.DONE and rollout.n_sampled_tokens > 0
-    result, _ = run_one(make(), task, max_turns=1)
-    assert result.status is AgentStatus.DONE and result.reward == 0.0
+    for limit, agent, max_turns in (("message", make({"messages": 3}), 20), ("context", make(), 1)):
+        result, rollout = run_one(agent, task, max_turns=max_turns)
+        assert (result.reward, result.answer, result.status) == (0.0, None, AgentStatus.DONE)
+        assert result.info["inspect"]["limit"] == limit and rollout.n_sampled_tokens > 0
+
+
+def test_forks_run_the_sample_again_and_share_what_was_recorded(make: Make, task: Task) -> None:
+    def replies(task: str, path: str, turn: int) -> str:
+        return script('<tools> What is 2+2? "add"') if turn == 0 else f"It is 4, by {path}."
+
+    engine = ScriptedEngine(replies, encoder := tiny_encoder())
+
+    async def work() -> Any:
+        worker = RolloutWorker(
+            engine=engine,
+            encoder=encoder,
+            step=make(forks="replay", scorer="includes"),
+            branch_policy=RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0)),
+            tools={},
+            config=RolloutConfig(group_size=2),
+            system_prompt=SystemPrompt.NEVER,
+            deterministic=False,
+            seed=1,
+        )
+        try:
+            [group] = await worker.run(RolloutRequest(tasks=[task], step=1, plan=RolloutPlan()))
+            return group.rollouts
+        finally:
+            await worker.close()
+
+    root, fork = asyncio.run(work())
+    assert fork.parent == root.id and fork.fork_turn == 1
+    for rollout in (root, fork):
+        assert rollout.valid, rollout.fault
+        assert rollout.answer == f"It is 4, by {rollout.id}."
+        assert [(call.name, call.text) for call in rollout.tool_calls] == [("add", "4")]
+        assert rollout.turn_rewards == (None, 1.0) and rollout.infos[-1]["inspect"]["score"] == 1.0
+    assert all(a is b for a, b in zip(fork.segments[:3], root.segments, strict=False))
+    assert len(engine.requests) == 3  # the fork's first turn is the root's
 
 
 def test_a_scorer_that_asks_the_policy_is_refused(make: Make, task: Task, run_one: Run) -> None:

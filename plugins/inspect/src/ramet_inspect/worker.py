@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 
 MODEL = "openai-api/ramet/"  # Inspect's provider for servers with OpenAI's chat completions
 LOOK_S = 0.5  # between two looks at which samples' processes have ended
-PATIENCE_S = 8.0  # for the end of a cancelled sample, in which Inspect closes its sandbox
+PATIENCE_S = 30.0  # for the end of a cancelled sample, in which Inspect closes its sandbox
 LAST_LINES = 15  # of a traceback in messages
 
 
@@ -181,12 +181,11 @@ def outcome(sample: Any, policy: str) -> dict[str, Any]:
     scores: dict[str, float | None] = {}
     for name, score in (sample.scores or {}).items():
         scores |= dict(numbers(name, score.value))
-    result = {
-        "status": "done",
-        "answer": sample.output.completion if sample.output.choices else None,
-        "scores": scores,
-        "limit": sample.limit.type if sample.limit else None,
-    }
+    limit = sample.limit.type if sample.limit else None
+    if limit is None and sample.output.stop_reason == "model_length":
+        limit = "context"  # the gateway's; the output is its message
+    answer = sample.output.completion if sample.output.choices and limit is None else None
+    result = {"status": "done", "answer": answer, "scores": scores, "limit": limit}
     if _scored_by(sample.events, policy):
         return {"status": "config", "error": "a scorer asks the policy itself: name its model in model_roles"}
     if sample.error is None:
