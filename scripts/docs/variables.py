@@ -42,6 +42,7 @@ INTERNAL = {  # set and read by Ramet's own processes; not for users
     "RAMET_REAPER_TAG",
     "HYDRA_FULL_ERROR",
     "DS_ACCELERATOR",
+    "INSPECT_CACHE_DIR",
 }
 HEAD = (
     "# Environment variables\n\nWhat Ramet and its packages read from the environment. A test compares this table with "

@@ -258,7 +258,7 @@ class _Running:
         return os.waitpid(self.pid, 0)[1]
 
 
-class Server:
+class SampleServer:
     """Runs samples by request until standard input ends, any number at once."""
 
     def __init__(self, task: Any, samples: dict[str, Any], requests: int, replies: BinaryIO) -> None:
@@ -369,7 +369,7 @@ def main(mode: str, options: dict[str, Any]) -> None:
     _write(replies, {"problem": problem})
     if problem is None and mode == "serve":
         warm_up()
-        Server(task, samples, requests, replies).serve()
+        SampleServer(task, samples, requests, replies).serve()
     elif problem is None:
         for name, sample in samples.items():
             _write(replies, described(name, sample))
