@@ -100,9 +100,9 @@ async def run(agent: InspectAgent, task: Task, served: Any, folder: Path, key: s
 def run_one(gateway: Any, tmp_path: Path) -> Run:
     """Runs a task; returns the result and its rollout, whose tokens are what the engine saw."""
 
-    def run_one(agent: InspectAgent, task: Task, max_turns: int = 20, **kwargs: Any) -> Any:
+    def run_one(agent: InspectAgent, task: Task, max_turns: int = 20, replies: Any = script, **kwargs: Any) -> Any:
         async def work() -> Any:
-            async with gateway.serve_one(script, replace(gateway.LARGE, max_turns=max_turns)) as served:
+            async with gateway.serve_one(replies, replace(gateway.LARGE, max_turns=max_turns)) as served:
                 result = await run(agent, task, served, tmp_path / "run", **kwargs)
                 return result, served.check()
 
@@ -268,6 +268,16 @@ def test_a_killed_process_is_an_outage_and_is_started_again(
                 pid.unlink()
 
     asyncio.run(work())
+
+
+def test_the_task_of_the_page_runs(make: Make, run_one: Run, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "inspect.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "sums.py").write_text(code, encoding="utf-8")
+    options = config(task=f"{tmp_path}/sums.py@sums", args={"n": 3})
+    task = list(InspectBenchmark(InspectBenchmarkConfig(**options)).load("test", None))[2]
+    result, _ = run_one(make({"n": 3}, task=options["task"]), task, replies=lambda prompt: "It is 16.")
+    assert (result.answer, result.reward) == ("It is 16.", 1.0)
 
 
 def test_samples_are_tasks_with_splits_and_ids() -> None:

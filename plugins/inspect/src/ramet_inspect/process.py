@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +27,9 @@ def samples_of(config: InspectTask, where: str) -> list[dict[str, Any]]:
     Raises `ConfigError` for a task that cannot be loaded; `where` is the section of the configuration.
     """
     try:
-        done = subprocess.run(_command(config, "list"), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = subprocess.run(
+            _command(config, "list"), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
+        )
     except OSError as error:
         raise _no_python(config, where, error) from error
     try:
@@ -38,7 +41,7 @@ def samples_of(config: InspectTask, where: str) -> list[dict[str, Any]]:
 
 
 class InspectProcess:
-    """Runs samples of one task, any number at once, in one process and its forks. It starts with the first sample.
+    """Runs samples of one task, any number at once, in one process and copies of it. It starts with the first sample.
 
     Threads read what it writes, so it belongs to no event loop. It ends with this process, however that ends.
     """
@@ -65,7 +68,8 @@ class InspectProcess:
             self._send(process, {**request, "number": number})
             return await asyncio.shield(waiter)
         except asyncio.CancelledError:
-            self._send(process, {"number": number, "cancel": True})
+            with suppress(InfraError):  # it has ended
+                self._send(process, {"number": number, "cancel": True})
             await asyncio.wait({waiter}, timeout=END_S)
             raise
         finally:
@@ -93,7 +97,8 @@ class InspectProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
+                errors="replace",  # what a task prints need not be a text
                 start_new_session=True,  # Ctrl-C is for this process
             )
         except OSError as error:

@@ -3,7 +3,7 @@
     python worker.py list '{"task": …, "args": …}'     a JSON line for each sample, then ends
     python worker.py serve '{"task": …, "args": …}'    reads requests as JSON lines, writes an outcome for each
 
-`serve` imports Inspect and loads the task once. Each sample runs in a fork of this process: Inspect runs one evaluation
+`serve` imports Inspect and loads the task once. Each sample runs in a copy of this process: Inspect runs one evaluation
 in a process at a time, each rollout has a key of its own, and a rollout that is cancelled is ended with all that it
 started. A message on standard output is always the protocol's; what the task prints goes to standard error.
 
@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 
 MODEL = "openai-api/ramet/"  # Inspect's provider for servers with OpenAI's chat completions
 LOOK_S = 0.5  # between two looks at which samples' processes have ended
-PATIENCE_S = 30.0  # for the end of a cancelled sample, in which Inspect closes its sandbox
+PATIENCE_S = 15.0  # for the end of a cancelled sample, in which Inspect closes its sandbox
 LAST_LINES = 15  # of a traceback in messages
 
 
@@ -127,7 +127,7 @@ def run_sample(task: Any, sample: Any, request: dict[str, Any]) -> dict[str, Any
 
 
 def warm_up() -> None:
-    """Evaluate a sample without a request: what Inspect imports and reads at first use is then in every fork."""
+    """Evaluate a sample without a request: what Inspect imports and reads at first use is then in every copy."""
     inspect_ai, dataset, scorer, solver = map(_part_of_inspect, ("", ".dataset", ".scorer", ".solver"))
     policy = _policy({"model": "policy", "base_url": "http://127.0.0.1/v1", "key": "none", "seconds": 1})
     policy.api.model_family()
@@ -181,10 +181,10 @@ def outcome(sample: Any, policy: str) -> dict[str, Any]:
     scores: dict[str, float | None] = {}
     for name, score in (sample.scores or {}).items():
         scores |= dict(numbers(name, score.value))
-    limit = sample.limit.type if sample.limit else None
-    if limit is None and sample.output.stop_reason == "model_length":
-        limit = "context"  # the gateway's; the output is its message
-    answer = sample.output.completion if sample.output.choices and limit is None else None
+    choices, limit = sample.output.choices, sample.limit.type if sample.limit else None
+    if limit is None and choices and choices[0].stop_reason == "model_length":
+        limit = "context"  # the gateway's, whose message is the output
+    answer = choices[0].message.text if choices and limit is None else None
     result = {"status": "done", "answer": answer, "scores": scores, "limit": limit}
     if _scored_by(sample.events, policy):
         return {"status": "config", "error": "a scorer asks the policy itself: name its model in model_roles"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
 from pathlib import Path
 
 from inspect_ai import Task, task
@@ -32,9 +32,9 @@ def add():
 def wait(folder: str):
     async def execute() -> str:
         """Wait for a program."""
-        program = subprocess.Popen(["sleep", "300"])
+        program = await asyncio.create_subprocess_exec("sleep", "300")
         (Path(folder) / "pid").write_text(str(program.pid))
-        program.wait()
+        await program.wait()
         return "done"
 
     return execute
