@@ -270,6 +270,20 @@ def test_a_killed_process_is_an_outage_and_is_started_again(
     asyncio.run(work())
 
 
+def test_a_task_of_an_installed_package_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, metadata = tmp_path / "my_evals", tmp_path / "my_evals-1.0.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (package / "__init__.py").write_text((Path(__file__).parent / "tasks" / "sums.py").read_text())
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my_evals\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[inspect_ai]\nmy_evals = my_evals\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    benchmark = InspectBenchmark(InspectBenchmarkConfig(**config(task="my_evals/sums", args={"n": 1})))
+    assert [task.id for task in benchmark.load("test", None)] == ["sum[0]"]
+    with pytest.raises(ConfigError, match="packages with tasks in this environment: my_evals"):
+        list(InspectBenchmark(InspectBenchmarkConfig(**config(task="sums"))).load("test", None))
+
+
 def test_the_task_of_the_page_runs(make: Make, run_one: Run, tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "inspect.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
