@@ -28,7 +28,8 @@ ELSEWHERE = {
     "core/src/ramet/cluster/ray/driver_environment.py", "core/src/ramet/cluster/ray/session.py",
     "core/src/ramet/config/secrets.py", "core/src/ramet/engines/vllm/environment.py",
     "core/src/ramet/engines/vllm/launch.py", "core/src/ramet/helpers/openai/client.py",
-    "core/src/ramet/migrate/shell_values.py", "core/src/ramet/plugins/sources.py", "core/src/ramet/runs/stopped.py",
+    "core/src/ramet/migrate/shell_values.py", "core/src/ramet/plugins/sources.py",
+    "core/src/ramet/rollout/agents/command.py", "core/src/ramet/runs/stopped.py",
     "core/src/ramet/sft/world.py", "plugins/tools_bing/src/ramet_tools_bing/config.py",
 }  # fmt: skip
 TINY = ["model.device=cpu", "data.max_prompt_tokens=500", "rollout.max_response_tokens=8", "trackers=[jsonl]"]

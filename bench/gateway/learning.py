@@ -28,7 +28,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPAT
 import agent  # noqa: E402
 from harness import shown, write_results  # noqa: E402
 
-import ramet  # noqa: E402
+from ramet import api  # noqa: E402
 from ramet.models.tiny import make_tiny_model  # noqa: E402
 
 REACHED = 0.8  # of the final reward of `hermes`
@@ -92,9 +92,9 @@ def _ramet(job: str, *given: str) -> None:
 
 def collected(run: Path, way: str, seed: int) -> dict[str, Any]:
     """The rewards of a run by step, and its forks."""
-    rewards = [float(line["reward/mean"]) for line in ramet.metrics(run) if "reward/mean" in line]
-    forks = [one for one in ramet.rollouts(run) if one.rollout.parent is not None]
-    by_step = [float(line["rollout/forks_per_group"]) for line in ramet.metrics(run) if "reward/mean" in line]
+    rewards = [float(line["reward/mean"]) for line in api.metrics(run) if "reward/mean" in line]
+    forks = [one for one in api.rollouts(run) if one.rollout.parent is not None]
+    by_step = [float(line["rollout/forks_per_group"]) for line in api.metrics(run) if "reward/mean" in line]
     return {
         "way": way,
         "seed": seed,

@@ -17,6 +17,7 @@ VARIABLES = {
     "WANDB_API_KEY": (YOU, "key of the tracker `wandb`"),
     "WANDB_IDENTITY_TOKEN_FILE": (YOU, "a token file instead of that key"),
     "WANDB_ERROR_REPORTING": (RAMET, "`false`: the tracker `wandb` sends no reports of its own errors"),
+    "PATH": (YOU, "where the program of `rollout_step=command` is found; it sees this variable and few others"),
     "XDG_CACHE_HOME": (YOU, "folder of caches (`~/.cache`): pages and results of searches, compiled graphs of vLLM"),
     "NO_COLOR": (YOU, "any value: no dim text in the line that shows progress"),
     "CI": (YOU, "any value: plain lines instead of a live table"),
@@ -43,6 +44,7 @@ INTERNAL = {  # set and read by Ramet's own processes; not for users
     "HYDRA_FULL_ERROR",
     "DS_ACCELERATOR",
     "INSPECT_CACHE_DIR",
+    "RAMET_CONFORMANCE_TAG",
 }
 HEAD = (
     "# Environment variables\n\nWhat Ramet and its packages read from the environment. A test compares this table with "

@@ -31,7 +31,7 @@ class NoPlace(Exception):
     """The server has as many sessions as it takes."""
 
 
-class Refused(Exception):
+class ActionRefused(Exception):
     """The server did not take the action. `fields`: those that were wrong. `ended`: it has ended the session too."""
 
     def __init__(self, message: str, *, fields: Sequence[str] = (), ended: bool = False) -> None:
@@ -78,11 +78,11 @@ class OpenEnvSession:
         """Begin an episode. Raises `NoPlace` and `InfraError`."""
         try:
             return self._reply(await self._ask("reset", arguments))
-        except (Refused, ActionFailed) as error:
+        except (ActionRefused, ActionFailed) as error:
             raise InfraError(f"{self.who}: the reset failed: {error}") from error
 
     async def step(self, action: Mapping[str, Any]) -> OpenEnvReply:
-        """Raises `Refused`, `ActionFailed` and `InfraError`."""
+        """Raises `ActionRefused`, `ActionFailed` and `InfraError`."""
         return self._reply(await self._ask("step", action))
 
     async def close(self) -> None:
@@ -145,7 +145,7 @@ class OpenEnvSession:
         if code == "VALIDATION_ERROR" and isinstance(errors, list):
             return _refused(errors)
         if kind == "step" and code == "SESSION_ERROR" and message.startswith(UNWRITABLE):
-            return Refused("the environment does not accept these values", ended=True)
+            return ActionRefused("the environment does not accept these values", ended=True)
         if code == "EXECUTION_ERROR":
             return ActionFailed(message)
         return InfraError(f"{self.who}: {kind}: {code}: {message[:400]}")
@@ -159,8 +159,8 @@ class OpenEnvSession:
         return OpenEnvReply(observation=observation, reward=None if reward is None else float(reward), done=done)
 
 
-def _refused(errors: Sequence[Any]) -> Refused:
+def _refused(errors: Sequence[Any]) -> ActionRefused:
     """The errors of pydantic (`errors()`), each with the place `loc` and the text `msg`."""
     found = [(error.get("loc") or [], error.get("msg")) for error in errors if isinstance(error, dict)]
     texts = [f"{'.'.join(map(str, place))}: {text}" if place else str(text) for place, text in found]
-    return Refused("; ".join(texts), fields=[str(place[0]) for place, _ in found if place])
+    return ActionRefused("; ".join(texts), fields=[str(place[0]) for place, _ in found if place])

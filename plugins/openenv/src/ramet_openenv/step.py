@@ -31,7 +31,7 @@ from ramet.helpers import inert_results, message_of
 from ramet_openenv.actions import Actions, Mistake, actions_of
 from ramet_openenv.config import OpenEnvConfig
 from ramet_openenv.server import OpenEnvServer
-from ramet_openenv.session import ActionFailed, NoPlace, OpenEnvReply, OpenEnvSession, Refused
+from ramet_openenv.session import ActionFailed, ActionRefused, NoPlace, OpenEnvReply, OpenEnvSession
 
 METADATA = "metadata"  # of an observation: for the host, not for the policy
 RESET = "reset"  # the column of a task with arguments of its reset
@@ -153,7 +153,7 @@ class OpenEnvStep:
         actions = self._actions()
         try:
             reply = await session.step(action)
-        except Refused as refused:
+        except ActionRefused as refused:
             if actions.fields and not {*refused.fields} <= {*actions.fields}:  # a model of the environment's own
                 raise InfraError(f"{self.config.name}: step: {refused}") from refused
             text = f"The action was not taken. {refused}."
