@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,12 @@ def keys(of: str) -> set[str]:
 
 def test_every_key_of_a_record_is_in_its_table() -> None:
     scored = ScoredRollout(rollout=ROLLOUT, reward=1.0, reasons={"math": "right"})
-    group = ScoredGroup(task=TASK, rollouts=(scored,))
+    fork = replace(ROLLOUT, id="0.0", parent="0", fork_turn=1, turn_rewards=(0.5, None), token_rewards={1: 0.5})
+    group = ScoredGroup(task=TASK, rollouts=(scored, replace(scored, rollout=fork)))
     line = json.loads(record_line(GroupRecord(step=1, group=group, number=3, greedy=(None,))))
     assert keys("line") == set(line)
     assert keys("segment") == set(line["segments"][0])
-    assert keys("rollout") == set(line["rollouts"][0])
+    assert keys("rollout") == set(line["rollouts"][1])
 
 
 def test_the_pages_reader_unpacks_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
