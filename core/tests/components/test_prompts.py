@@ -13,16 +13,18 @@ import pytest
 from ramet.cli import main
 from ramet.components import prompts
 from ramet.components.build import Components
-from ramet.components.prompts import describe_foreign_tags, task_prompts, warn_of_foreign_tags
+from ramet.components.prompts import call_problems, describe_foreign_tags, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import Config, SystemPrompt
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigErrors, PluginError
 from ramet.models.check import check_model
+from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.tiny import make_tiny_model
 from ramet.rollout.prompts import make_prompt
+from ramet.testing.chat_templates import chat_encoder, chat_tokenizer
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.train.dry_run import plan
 from ramet.types import Message, Task, user_prompt
@@ -298,3 +300,23 @@ def test_an_instruction_that_names_a_tool_that_does_not_exist_is_refused(model: 
     [problem] = check_prompts(config(model, "rollout_step.instruction='Ask <search>…</search> first.'"))
     assert problem.startswith("rollout_step.instruction: names tags of no configured tool: search; configured: calc")
     assert check_prompts(config(model, "rollout_step.instruction='Ask <calc>…</calc> first.'")) == []
+
+
+XML_CALLS = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] + '\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}<function={{ call['function']['name'] }}></function>{% endfor %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1"])
+def test_an_agents_calls_have_a_form_that_the_gateway_reads(family: str) -> None:
+    assert call_problems(chat_encoder(family)) == []
+
+
+def test_a_template_whose_calls_the_gateway_does_not_read_is_refused_for_an_agent() -> None:
+    [problem] = call_problems(Encoder(chat_tokenizer("qwen2.5"), XML_CALLS))
+    assert problem.startswith(
+        "model.chat_template: its tool calls have a form that the gateway does not read: '<function"
+    )

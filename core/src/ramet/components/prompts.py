@@ -9,13 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, SystemPrompt
 from ramet.errors import ConfigError, collected
+from ramet.helpers.json_calls import JsonCall, located_calls
+from ramet.plugins.component_checks import is_agent
 from ramet.rollout.prompts import Prompt, describes_tools, make_prompt
 from ramet.types import Message, RolloutStep, Task, TemplateFormat, ToolSchema
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 SHOWN = 3  # ids of tasks listed for each tag
@@ -108,6 +113,8 @@ def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> l
     from ramet.models.loading import build_encoder
 
     encoder = build_encoder(config)
+    if is_agent(step):
+        return call_problems(encoder)
     if encoder.template.writes_the_date():
         logger.warning(
             "model.chat_template: writes today's date into every prompt, so a run that is continued tomorrow has other "
@@ -130,6 +137,22 @@ def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> l
         except ValueError as error:
             problems.append(f"rollout_step={rule.name}: {error}; give another one as model.chat_template")
     return problems
+
+
+def call_problems(encoder: Encoder) -> list[str]:
+    """Return whether the gateway would read the tool calls that the chat template teaches."""
+    name = "ramet_tool"
+    try:
+        shown = encoder.template.reply("", [{"name": name, "arguments": {"text": "x"}}])
+    except ConfigError:
+        logger.warning("model.chat_template: shows no tool calls, so an agent that sends some gets an error")
+        return []
+    if any(isinstance(call, JsonCall) and call.name == name for _, _, call in located_calls(shown, "auto")):
+        return []
+    return [
+        f"model.chat_template: its tool calls have a form that the gateway does not read: {shown!r:.200}; give a "
+        "template whose calls are JSON objects, as Qwen2.5's, Hermes' and Llama 3.1's are"
+    ]
 
 
 def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:

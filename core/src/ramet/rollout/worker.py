@@ -106,6 +106,7 @@ class RolloutWorker:
         self._forked = (*step_component(step), *tool_components(tools))
         self.stateful = tool_components(tools) if is_agent(step) else self._forked
         self._gateway: Gateway | None = None
+        self._opening = asyncio.Lock()
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
         self._progress = ProgressCounter()
@@ -237,7 +238,9 @@ class RolloutWorker:
 
     async def _open_gateway(self) -> None:
         """Open the gateway of an agent, at the first call."""
-        if is_agent(self.step) and self._gateway is None:
+        async with self._opening:
+            if not is_agent(self.step) or self._gateway is not None:
+                return
             settings = agent_settings(self.step)
             control: ControlPlane | None = getattr(self.step, "control", None)
             gateway = Gateway(host=settings.host, port=settings.port, model=MODEL, control=control)
