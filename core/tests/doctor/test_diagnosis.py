@@ -98,6 +98,7 @@ def played(index: int, gold: str, **change: Any) -> ScoredRollout:
         stop=values.get("stop", StopReason.ANSWER if answer else StopReason.END),
         answer=answer,
         tool_calls=() if values["call"] is None else (call,),
+        infos=values.get("infos", ()),
         fault=values.get("fault"),
         stats={"seconds": 0.3, "tool_s": 0.1, **values.get("stats", {})},
     )
@@ -192,6 +193,15 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("other-form", {"change": {"said": "<final>gold</final>", "answer": None}}),
     ("no-format", {"metrics": {"rollout/entropy": 5.0}, "change": {"said": "<think>\x07", "answer": None}}),
     ("misjudged", {"change": {"answer": lambda step, group, i: f"\\boxed{{gold{group}}}", "reward": 0.0}}),
+    (
+        "agent-crashed",
+        {
+            "change": {
+                "answer": None,
+                "infos": lambda step, group, i: ({"agent": "failed", "error": "raised KeyError: 'x'"},),
+            }
+        },
+    ),
     (
         "collapsed",
         {"change": {"call": None, "said": lambda step, group, i: f"<answer>{0 if step == STEPS else i}</answer>"}},

@@ -237,7 +237,10 @@ def test_a_good_agent_passes(good: type) -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (SaysTheTime, r"other requests for the same task and seed: request 1 differs: after '.*2 \+ 3\? \w*' it has '\S+"),
+        (
+            SaysTheTime,
+            r"other requests for the same task and seed: request 1 differs: after '.*2 \+ 3\? \w*' it has '\S+",
+        ),
         (NumbersItsRuns, "after '.*Run ' it has '1: What is .*', not '0: What is .*declare forks = 'none'"),
         (ShowsItsFolder, "request 1 differs: after .*leave times, new ids and ctx.folder out of requests"),
         (

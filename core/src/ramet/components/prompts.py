@@ -145,7 +145,10 @@ def call_problems(encoder: Encoder) -> list[str]:
     try:
         shown = encoder.template.reply("", [{"name": name, "arguments": {"text": "x"}}])
     except ConfigError:
-        logger.warning("model.chat_template: shows no tool calls, so an agent that sends some gets an error")
+        logger.warning(
+            "model.chat_template: shows no tools and no calls, so the policy never sees an agent's tools; give a "
+            "template that does"
+        )
         return []
     if any(isinstance(call, JsonCall) and call.name == name for _, _, call in located_calls(shown, "auto")):
         return []

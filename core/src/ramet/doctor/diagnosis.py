@@ -25,6 +25,7 @@ MOST = 2  # findings: a run with more has a cause among the first
 CHECKS: tuple[RunCheck, ...] = (
     update.not_finite,
     rollouts.masked,
+    rollouts.crashed,
     update.engine_gap,
     formats.other_form,
     update.too_large,
@@ -61,6 +62,7 @@ BLOWN_UP = frozenset(
 EXPLAINS: Mapping[str, frozenset[str]] = {  # finding -> those that follow from it
     "not-finite": BLOWN_UP | FAILED_FORMAT | {"ended"},
     "masked": frozenset({"tool-unused", "no-signal", "no-forks", "slow-tools", "stragglers", "tool-fails", "ended"}),
+    "agent-crashed": UNTRAINED | {"tool-fails", "sure", "one-source", "dead-part"},
     "other-form": FAILED_FORMAT,
     "update-large": BLOWN_UP | UNTRAINED,
     "no-format": FAILED_FORMAT | {"tool-fails"},

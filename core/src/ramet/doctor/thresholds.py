@@ -16,6 +16,9 @@ EXAMPLES = 3  # rollouts that a finding names
 # towards what a service can answer.
 MASKED_LOOK, MASKED_WRONG = 0.03, 0.15
 
+# Rollouts whose agent crashed. Some do while a policy learns to call tools.
+CRASHED_LOOK, CRASHED_WRONG = 0.2, 0.5
+
 # Rollouts that hold a call or an answer in a form that the rollout step does not read.
 FORM_LOOK, FORM_WRONG = 0.1, 0.3
 

@@ -162,17 +162,24 @@ def _holds(number: float) -> bool:
 
 
 def agent_problem(result: object) -> str | None:
-    """Check what the `run` of an agent gave."""
+    """Check the form of what the `run` of an agent gave."""
     if not isinstance(result, AgentResult):
         return f"run returned {result!r:.80}: return an AgentResult"
+    if not isinstance(result.status, AgentStatus):
+        return f"status of the result is {result.status!r:.80}: use an AgentStatus"
+    return None
+
+
+def agent_value_problem(result: AgentResult) -> str | None:
+    """Check the values in it, which may come from what the policy wrote."""
     if not isinstance(result.answer, str | None):
         return f"answer of the result is {result.answer!r:.80}: give a string, or None for none"
     if result.reward is not None and not _is_finite(result.reward):
         return f"reward of the result is {result.reward!r:.80}: give a finite number, or None for none"
     if (problem := _json_problem(result.info)) is not None:
         return f"info of the result is not a JSON object ({problem}): use strings, finite numbers, lists, mappings"
-    if not isinstance(result.status, AgentStatus):
-        return f"status of the result is {result.status!r:.80}: use an AgentStatus"
+    if (problem := _json_problem({"answer": result.answer})) is not None:
+        return f"answer of the result cannot be recorded ({problem})"
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from ramet.config.secrets import hide
 from ramet.helpers.json_calls import FORMS
@@ -59,13 +59,24 @@ class AgentOptions:
         "template shows earlier turns",
         choices=("keep", "template"),
     )
+    timeout_s: float | None = option(
+        None,
+        "seconds until the agent is cancelled, which counts as a crash; null: rollout.deadline_s ends it, which masks",
+        above=0,
+    )
     host: str = option("127.0.0.1", "address at which the gateway listens; others than the loopback are reachable")
     port: int = option(0, "port of the gateway; 0: any free one", minimum=0, maximum=65535)
 
     @property
     def settings(self) -> AgentSettings:
         """Return these options as the contract has them."""
-        return AgentSettings(host=self.host, port=self.port, history=self.history, on_crash=self.on_crash)  # type: ignore[arg-type]
+        return AgentSettings(
+            host=self.host,
+            port=self.port,
+            history=cast(Literal["keep", "template"], self.history),
+            on_crash=cast(Literal["reward", "mask"], self.on_crash),
+            timeout_s=self.timeout_s,
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,6 +103,12 @@ class CommandConfig(AgentOptions):
     folder: str | None = option(None, "working directory; null: an empty one for each rollout")
     env: dict[str, str] = option(
         factory=dict, help="environment variables of the program; it sees few others, such as PATH and HOME"
+    )
+    result: str = option(
+        "output",
+        "what the program gives; output: its standard output is the answer; file: JSON in the file RAMET_RESULT, with "
+        "answer, reward, info and status",
+        choices=("output", "file"),
     )
     timeout_s: float = option(
         600.0, "seconds until the program is killed, which counts as a crash of the agent", above=0

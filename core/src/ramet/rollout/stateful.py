@@ -63,7 +63,11 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
         return []
     problems = [
         f"{config_key(component)}: its state cannot be forked (forks = 'none'), and {origin(policy)} forks rollouts; "
-        "choose branch_policy=none, or another component"
+        + (
+            "if the agent may run again, set rollout_step.params.forks=replay; otherwise choose branch_policy=none"
+            if is_agent(component.owner)
+            else "choose branch_policy=none, or another component"
+        )
         for component in components
         if component.owner.forks == "none"
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.engines.protocol import Request
-from ramet.plugins.output_checks import agent_problem
+from ramet.plugins.output_checks import agent_problem, agent_value_problem
 from ramet.processes import own_reaper, tagged_processes
 from ramet.rollout.agents.group import agent_settings
 from ramet.rollout.branching.builtin import NoBranching
@@ -85,7 +85,7 @@ class WatchedAgent:
         except (Exception, SystemExit) as error:
             self.ends.append(error)
             raise
-        self.problem = self.problem or agent_problem(result)
+        self.problem = self.problem or agent_problem(result) or agent_value_problem(result)
         self.ends.append(result)
         return AgentResult() if self.problem else result
 

@@ -36,6 +36,7 @@ class AgentSettings:
     port: int = 0  # 0: any free one
     history: Literal["keep", "template"] = "keep"
     on_crash: Literal["reward", "mask"] = "reward"
+    timeout_s: float | None = None  # after which the agent has crashed; None: only the rollout's deadline, which masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ def run(play: Callable[..., Any]) -> Run:
     """One rollout of a program in Python, whose policy writes `four`."""
 
     def rollout(code: str, *arguments: str, deadline_s: float = 60, **options: Any) -> Rollout:
+        options.setdefault("result", "file" if "RAMET_RESULT" in code else "output")
         agent = CommandAgent(CommandConfig(argv=[sys.executable, "-c", ASK + code, *arguments], **options))
         (only,) = play(lambda *key: "four", step=agent, tools={}, group_size=1, deadline_s=deadline_s).rollouts
         return only  # type: ignore[no-any-return]
@@ -68,6 +69,13 @@ def is_gone(pid: int, within_s: float = 5) -> bool:
 def test_standard_output_is_the_answer(run: Run) -> None:
     rollout = run("print(ask())")
     assert (rollout.answer, rollout.stop, rollout.valid) == ("four", StopReason.ANSWER, True)
+
+
+def test_a_tool_of_the_program_cannot_write_its_result(run: Run) -> None:
+    """A policy that has a shell would choose its reward, or be masked."""
+    forged = "open('.ramet_result.json', 'w').write('{\"reward\": 1000}'); assert 'RAMET' + '_RESULT' not in os.environ"
+    rollout = run(f"{forged}; print(ask())")
+    assert (rollout.answer, rollout.turn_rewards) == ("four", (None,))
 
 
 def test_no_output_is_no_answer(run: Run) -> None:
@@ -192,7 +200,7 @@ def test_the_program_gets_the_task_without_gold_answers_and_few_variables(
     code = f"ask(); open({str(file)!r}, 'w').write({seen})"
     names = ["{question}", "{task}", "{result}", "{folder}", "{base_url}", "{key}", "{model}", "{other} {"]
     task = "; print(open(os.environ['RAMET_TASK']).read())"
-    rollout = run(code + task, *names, env={"MINE": "1"})
+    rollout = run(code + task, *names, env={"MINE": "1"}, result="file")
     assert json.loads(rollout.answer or "") == {
         "id": "t",
         "question": "What is 2+2?",
@@ -206,7 +214,7 @@ def test_the_program_gets_the_task_without_gold_answers_and_few_variables(
         env["OPENAI_API_KEY"], "policy", "{other} {",
     ]  # fmt: skip
     assert env["MINE"] == "1" and "SECRET_OF_THE_HOST" not in env
-    assert cwd == env["RAMET_FOLDER"] and files == [".ramet_task.json"] and not Path(cwd).exists()
+    assert cwd == env["RAMET_FOLDER"] and files == [] and not Path(cwd).exists()
 
 
 def test_what_is_filled_in_is_not_filled_in_again() -> None:

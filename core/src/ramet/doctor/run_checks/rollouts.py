@@ -39,6 +39,27 @@ def masked(run: StoredRun) -> Iterator[Finding]:
     )
 
 
+def crashed(run: StoredRun) -> Iterator[Finding]:
+    """The agent ended with an error, which counts as the policy's doing."""
+    seen = unmasked(run)
+    crashes = [one for one in seen if one.rollout.infos and one.rollout.infos[-1].get("agent") == "failed"]
+    level = severity(len(crashes) / max(1, len(seen)), t.CRASHED_LOOK, t.CRASHED_WRONG)
+    if level is None or len(seen) < t.FEWEST_ROLLOUTS:
+        return
+    (said, times) = Counter(str(one.rollout.infos[-1].get("error", "status failed")) for one in crashes).most_common(1)[
+        0
+    ]
+    yield finding(
+        "agent-crashed",
+        level,
+        "the agent crashes",
+        f"{percent(len(crashes) / len(seen))} of the rollouts ended with an error of the agent and have no answer; "
+        f"{times} of {len(crashes)} times: {quoted(said, 160)}",
+        "the agent's program, for what the policy really writes: ramet play shows it with the same settings",
+        crashes,
+    )
+
+
 def _fix(where: str) -> str:
     kind, _, name = where.removeprefix("plugin:").partition(":")
     if where.startswith("plugin:"):
@@ -48,7 +69,10 @@ def _fix(where: str) -> str:
         "reward": f"rewards.{name}.timeout_s, retries; the judge that it asks",
         "deadline": "rollout.deadline_s; rollout.max_concurrent (fewer at once)",
         "engine": "the engine's log; engine.params",
-        "state": f"the state of {name}",
+        "state": f"the state of {name}"
+        if name != "agent"
+        else "leave times, new ids and paths out of the agent's requests, or rollout_step.params.forks=none",
+        "agent": "the agent's address and key (ctx.base_url, ctx.key), the service that it uses; run.log has the errors",
     }.get(kind, "run.log has the message")
 
 

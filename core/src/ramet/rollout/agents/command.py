@@ -1,8 +1,8 @@
 """The agent `command`: a program in any language, started once for each rollout.
 
 It finds the policy by environment variables (`AgentContext.environ`), and the task as JSON in the file `RAMET_TASK`:
-`id`, `question`, `prompt`, `data_source`, `metadata`; gold answers are not in it. It may write
-`{"answer", "reward", "info", "status"}` to the file `RAMET_RESULT`; otherwise its standard output is the answer. Exit
+`id`, `question`, `prompt`, `data_source`, `metadata`; gold answers are not in it. Its standard output is the answer, or
+with `result=file` what it writes to the file `RAMET_RESULT`: `{"answer", "reward", "info", "status"}`. Exit
 code 0 is `done`, 75 an outage (`EX_TEMPFAIL`; the rollout is masked), any other a crash of the agent.
 """
 
@@ -16,12 +16,14 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, cast
 
 from ramet.errors import ConfigError, InfraError, RametError
 from ramet.io.json_values import json_fault, too_deep
-from ramet.plugins.output_checks import agent_problem
+from ramet.plugins.output_checks import agent_value_problem
 from ramet.processes import kill_tagged, own_reaper
 from ramet.rollout.config import CommandConfig
 from ramet.types import AgentContext, AgentResult, AgentStatus, Task
@@ -45,7 +47,7 @@ class CommandAgent:
     def __init__(self, config: CommandConfig) -> None:
         """Raises `ConfigError` for a program or a folder that is not there."""
         self.forks = cast(Literal["replay", "none"], config.forks)
-        self.settings = config.settings
+        self.settings = replace(config.settings, timeout_s=None)  # it kills the program itself
         self._config = config
         if not config.argv:
             raise ConfigError(f"{KEY}.argv=[]: give a program and its arguments, as in argv=[python,/srv/agent.py]")
@@ -56,7 +58,12 @@ class CommandAgent:
             raise ConfigError(f"{KEY}.argv: no program {program!r} (PATH={path})")
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
-        task_file, result_file = ctx.folder / ".ramet_task.json", ctx.folder / ".ramet_result.json"
+        with TemporaryDirectory(prefix="ramet-command-", ignore_cleanup_errors=True) as private:
+            return await self._run(task, ctx, Path(private))
+
+    async def _run(self, task: Task, ctx: AgentContext, private: Path) -> AgentResult:
+        """`private` is outside the working directory: what a tool of the program writes there is no result."""
+        task_file, result_file = private / "task.json", private / "result.json"
         task_file.write_text(json.dumps(task_fields(task), ensure_ascii=False), encoding="utf-8")
         values = {
             "question": task.question,
@@ -68,7 +75,9 @@ class CommandAgent:
             "model": ctx.model,
         }
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        files = {"RAMET_TASK": str(task_file), "RAMET_RESULT": str(result_file), "RAMET_FOLDER": str(ctx.folder)}
+        files = {"RAMET_TASK": str(task_file), "RAMET_FOLDER": str(ctx.folder)}
+        if self._config.result == "file":
+            files["RAMET_RESULT"] = str(result_file)
         program, *arguments = [filled(argument, values) for argument in self._config.argv]
         code, out, said = await self._finished(
             [self._program(program), *arguments],
@@ -77,10 +86,12 @@ class CommandAgent:
             f"RAMET_KEY={ctx.key}",
         )
         if code == OUTAGE:
-            raise InfraError(f"the program reported an outage (exit code {OUTAGE}): {said}")
+            raise InfraError(f"the program reported an outage (exit code {OUTAGE}): {said or 'no words'}")
         if code != 0:
-            raise ProgramFailed(f"the program ended with exit code {code}: {said}")
-        return read_result(result_file, out)
+            raise ProgramFailed(f"the program ended with exit code {code}: {said or 'no words on standard error'}")
+        if self._config.result == "file":
+            return read_result(result_file, out)
+        return AgentResult(answer=out.strip() or None)
 
     def _program(self, name: str) -> str:
         """Return the file of a program that is named with its folder, otherwise the name, which PATH is searched for.
@@ -176,7 +187,7 @@ def result_of(fields: Any) -> AgentResult:
     result = AgentResult(
         answer=answer, reward=reward, info={} if info is None else info, status=AgentStatus(status or AgentStatus.DONE)
     )
-    if (problem := agent_problem(result)) is not None:
+    if (problem := agent_value_problem(result)) is not None:
         raise ProgramFailed(problem)
     return result
 

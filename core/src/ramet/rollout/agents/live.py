@@ -6,6 +6,7 @@ requests were accepted. Turns that overlap (parallel sub-agents) are shown one a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from array import array
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.io import repeats
 from ramet.plugins import origin
-from ramet.plugins.output_checks import agent_problem
+from ramet.plugins.output_checks import agent_problem, agent_value_problem
 from ramet.plugins.plugin_code import defined_at, raised_at
 from ramet.rollout.branching.events import Phase
 from ramet.rollout.faults import RolloutFailed, StateFailed
 from ramet.rollout.gateway.threads import SessionTurn
 from ramet.rollout.keys import stable_seed
-from ramet.rollout.turn import Report, add_metrics
+from ramet.rollout.turn import Report, add_metrics, end_if_pruned
 from ramet.types import (
     Agent,
     AgentBudget,
@@ -75,18 +76,22 @@ class AgentRollout:
         key, self._began = gateway.open(self.session), time.monotonic()
         try:
             with TemporaryDirectory(prefix="ramet-agent-", ignore_cleanup_errors=True) as folder:
-                result, error = await self._run_agent(self._agent_context(gateway.url, key, Path(folder), seconds))
+                context = self._agent_context(gateway.url, key, Path(folder), seconds)
+                result, error = await self._run_agent(context, settings.timeout_s)
+            end_if_pruned(self.live)  # the agent may have caught its cancellation
             await self.session.drain()
+            end_if_pruned(self.live)
         finally:
             gateway.close(key)
             self.session.release(kept=0)  # the scheduler releases it, once no fork needs it
         self._check(error)
+        if error is not None:
+            message = f"raised {type(error).__name__}: {error}{raised_at(error)}"
+            result = AgentResult(info={"error": message}, reward=0.0, status=AgentStatus.FAILED)
+            if self.session.refused is None:
+                repeats.warn(logger, "agents crashed", "rollout %s: the agent %s", self.live.key, message)
         if self.session.refused is not None:  # it ended because of the limit, whatever it made of that
             result = replace(result, status=AgentStatus.DONE)
-        elif error is not None:
-            message = f"raised {type(error).__name__}: {error}{raised_at(error)}"
-            repeats.warn(logger, "agents crashed", "rollout %s: the agent %s", self.live.key, message)
-            result = AgentResult(info={"error": message}, status=AgentStatus.FAILED)
         self._finish(result, settings)
 
     def _agent_context(self, url: str, key: str, folder: Path, seconds: float) -> AgentContext:
@@ -106,19 +111,25 @@ class AgentRollout:
             seed=stable_seed("agent", context.seed, root.salt, root.step, root.task, root.path),
         )
 
-    async def _run_agent(self, ctx: AgentContext) -> tuple[AgentResult, BaseException | None]:
-        """The agent's result, or its crash."""
+    async def _run_agent(self, ctx: AgentContext, timeout_s: float | None) -> tuple[AgentResult, BaseException | None]:
+        """The agent's result, or its crash or outage."""
         step = cast(Agent, self._context.step)
+        limit = asyncio.timeout(timeout_s)
         try:
-            result = await step.run(self._context.task, ctx)
-        except (PluginError, ConfigError, RolloutFailed):
+            async with limit:
+                result = await step.run(self._context.task, ctx)
+        except (PluginError, ConfigError):
             raise
-        except InfraError as error:
-            raise RolloutFailed(STATE, str(error)) from error
+        except TimeoutError:
+            if limit.expired():
+                error = TimeoutError(f"the agent did not end within timeout_s={timeout_s:g}")
+            return AgentResult(), error
         except (Exception, SystemExit) as error:
             return AgentResult(), error
         if (problem := agent_problem(result)) is not None:
             raise PluginError(f"agent {origin(step)}: {problem}{defined_at(step, 'run')}")
+        if (problem := agent_value_problem(result)) is not None:
+            return AgentResult(), ValueError(problem)  # values may come from the policy's text
         return result, None
 
     def _check(self, error: BaseException | None) -> None:
@@ -128,8 +139,12 @@ class AgentRollout:
             raise session.broken
         if session.mismatch is not None:
             raise StateFailed(STATE, session.mismatch)
+        if isinstance(error, RolloutFailed):
+            raise error
+        if isinstance(error, InfraError):
+            raise RolloutFailed(STATE, str(error)) from error
         if session.is_replaying:
-            raise StateFailed(STATE, "run again, the agent ended before the turn in which the fork begins")
+            raise StateFailed(STATE, "run again, the agent ended without a request of the record")
         if session.failures:
             raise RolloutFailed("engine", next(iter(session.failures.values())))
         if not any(turn.reply is not None for turn in session.threads.turns):
@@ -140,6 +155,10 @@ class AgentRollout:
         """Note what the agent returned, and why the rollout stopped."""
         live, crashed = self.live, result.status is AgentStatus.FAILED
         self._close_turn(self.session.threads.turns[live.turn])
+        for record, turn in zip(live.turns, self.session.threads.turns, strict=True):
+            if turn.number in self._replied_at:  # a result may have come after later turns
+                record.calls = self._calls(turn)
+                live.add_stat("tool_s", max((call.run_s for call in record.calls), default=0.0))
         live.record_end({**result.info, **({"agent": str(result.status)} if crashed else {})}, None)
         self._note_rewards(0.0 if crashed and result.reward is None else result.reward)
         live.answer = None if crashed else result.answer
@@ -161,7 +180,7 @@ class AgentRollout:
     def refresh(self) -> None:
         """Bring the live rollout's segments up to the session's, of the turns that it shows."""
         live, turns = self.live, self.session.threads.turns
-        if live.is_pruned or not turns:
+        if not turns:
             return
         live.segments, live.thread_starts = self.session.threads.segments(len(live.turns))
         start = 0
@@ -175,11 +194,15 @@ class AgentRollout:
         if live.fork_turn is not None:
             forked = turns[live.fork_turn]
             live.n_shared = live.turns[live.fork_turn].start + len(forked.given)
+        if live.is_pruned:
+            live.cut(live.turn)
 
     def accepted(self, turn: SessionTurn) -> None:
         self._refresh_group()  # a new thread may have cut a segment that others share
         if turn.number == self.live.fork_turn:
-            add_metrics(self.live, {"replayed_s": time.monotonic() - self._began, "replayed_turns": turn.number})
+            calls = [call for earlier in self.live.turns[: turn.number] for call in earlier.calls]
+            seconds = time.monotonic() - self._began
+            add_metrics(self.live, {"replayed_s": seconds, "replayed_turns": turn.number, "replayed_calls": len(calls)})
         self._advance()
 
     def first(self, turn: SessionTurn, entropies: Sequence[float]) -> None:
@@ -231,12 +254,19 @@ class AgentRollout:
 
     def _close_turn(self, turn: SessionTurn) -> None:
         """Note the calls of a turn that is over, and what its client asked for."""
-        live, results = self.live, self.session.results
-        calls = () if turn.reply is None else turn.reply.calls
+        live = self.live
+        live.turns[-1].calls = records = self._calls(turn)
+        live.record_turn({"asked": dict(turn.asked)} if turn.asked else {}, None)
+        if (observer := self._context.observer) is not None:
+            for record in records:
+                observer.called(live.key.path, record)
+
+    def _calls(self, turn: SessionTurn) -> tuple[ToolRecord, ...]:
+        """The calls of a turn, each with the result that a later request brought; "" as long as none has."""
         replied = self._replied_at.get(turn.number, 0.0)
         records = []
-        for call in calls:
-            text, at = results.get(call.id, ("", replied))
+        for call in () if turn.reply is None else turn.reply.calls:
+            text, at = self.session.results.get(call.id, ("", replied))
             arguments: Mapping[str, Any] = call.parsed if isinstance(call.parsed, Mapping) else {"text": call.arguments}
             records.append(
                 ToolRecord(
@@ -250,9 +280,4 @@ class AgentRollout:
                     attempts=1,
                 )
             )
-        live.turns[-1].calls = tuple(records)
-        live.add_stat("tool_s", max((record.run_s for record in records), default=0.0))
-        live.record_turn({"asked": dict(turn.asked)} if turn.asked else {}, None)
-        if (observer := self._context.observer) is not None:
-            for record in records:
-                observer.called(live.key.path, record)
+        return tuple(records)

@@ -179,7 +179,9 @@ class ControlPlane:
             episode.result.set_exception(error)
         else:
             episode.result.set_result(result)
-        episode.session.end()
+        await episode.session.drain()
+        if self._open_session is not None:  # a rollout's scheduler releases it
+            episode.session.release()
         return {"episode": episode.id, "turns": len(episode.session.threads.turns)}
 
     async def _reward(self, request: web.Request) -> dict[str, Any]:

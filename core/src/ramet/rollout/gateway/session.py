@@ -127,6 +127,8 @@ class AgentSession:
         self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
         self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
         self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
+        self._parents_turns: Sequence[SessionTurn] = ()  # of a fork
+        self._forked, self._turn_over = asyncio.Event(), asyncio.Event()  # its first turn began; one ended
         self._held: set[int] = set()  # threads that the engine may keep
         self._in_order = asyncio.Lock()
         self._ended = False
@@ -139,7 +141,7 @@ class AgentSession:
         threads = self.threads.fork(turn, token, self.cache_key)
         fork = AgentSession(name, self._settings, threads=threads, watch=watch)
         fork._recorded = [earlier for earlier in threads.turns[:turn] if earlier.reply is not None]
-        fork._fork_turn = threads.turns[turn]
+        fork._fork_turn, fork._parents_turns = threads.turns[turn], self.threads.turns
         fork._known = {digest: known for digest, known in self._known.items() if known.number < turn}
         fork._texts = {text: known for text, known in self._texts.items() if known[0].number < turn}
         return fork
@@ -151,8 +153,8 @@ class AgentSession:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it is a fork whose agent has not come to its fork point yet."""
-        return self._fork_turn is not None
+        """Whether it is a fork whose agent has not asked for all turns of the record yet."""
+        return self._fork_turn is not None or bool(self._recorded)
 
     async def reply(self, request: TurnRequest, *, name: str = "", again: bool = False) -> TurnReply:
         """Sample the next message. `again`: the request repeats the one with this `name`, if there was one, and gets
@@ -219,22 +221,25 @@ class AgentSession:
         for said in request.messages:
             if said.role == "tool":
                 self.results.setdefault(said.call_id, (said.text, now))
-        if self._fork_turn is not None and (recorded := self._replayed(request, digests)) is not None:
+        if (recorded := await self._replayed(request, digests)) is not None:
             return replace(recorded, model=request.model)
         async with self._in_order if self._settings.in_order else nullcontext():
             return await self._sampled(request, digests)
 
-    def _replayed(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply | None:
-        """The recorded reply to an equal request; None for the request of the fork turn.
+    async def _replayed(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply | None:
+        """The recorded reply to an equal request; None for a request that is sampled. Where the agent makes several
+        at once, a request that comes before the fork turn's, and is one of a later turn, waits for that.
 
         Raises `BadRequest`, and ends the session, for a request that the record does not have.
         """
-        assert self._fork_turn is not None
         for number, turn in enumerate(self._recorded):
             if turn.request == digests[-1]:
                 del self._recorded[number]
                 return turn.reply
-        if digests[-1] == self._fork_turn.request:
+        if self._fork_turn is None or digests[-1] == self._fork_turn.request:
+            return None
+        if any(turn.request == digests[-1] for turn in self._parents_turns[self._fork_turn.number + 1 :]):
+            await self._forked.wait()
             return None
         expected = self._recorded[0] if self._recorded else self._fork_turn
         self.mismatch = (
@@ -255,22 +260,33 @@ class AgentSession:
             return ": it offers other tools"
         return f": {text_difference(self._encoder.decode(recorded), self._encoder.decode(prompt))}"
 
+    async def _begin(self, request: TurnRequest, digests: Sequence[Digest]) -> SessionTurn:
+        """Accept a request, once turns that are being sampled leave room for it. Raises `BadRequest`."""
+        while True:
+            self._check_open()
+            if (turn := self._fork_turn) is None:
+                prompt = self._prompt(request, digests)
+                room = self._room(len(self.threads.turns), len(prompt), self.threads.n_inserted(prompt), request)
+                if room > 0:
+                    turn = self.threads.begin(prompt, digests[-1], request.asked)
+            else:
+                room = self._room(turn.number, turn.n_prompt + turn.n_given, 0, request, turn.n_given)
+            if turn is not None and room > 0:
+                break
+            await self._turn_over.wait()
+        self._fork_turn, self.refused, turn.n_reserved = None, None, room
+        self.threads.threads[turn.thread].busy = True
+        self._forked.set()
+        return turn
+
     async def _sampled(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply:
-        self._check_open()
-        turn, self._fork_turn, digest = self._fork_turn, None, digests[-1]
-        if turn is None:
-            prompt = self._prompt(request, digests)
-            max_tokens = self._room(len(self.threads.turns), len(prompt), self.threads.n_inserted(prompt), request)
-            turn = self.threads.begin(prompt, digest, request.asked)
-        else:
-            max_tokens = self._room(turn.number, turn.n_prompt + turn.n_given, 0, request, turn.n_given)
-            self.threads.threads[turn.thread].busy = True
+        turn, digest = await self._begin(request, digests), digests[-1]
         self.watch.accepted(turn)
         segments: Sequence[Segment] = ()
         completion, started = None, time.perf_counter()
         shared = "".join(segment.text for segment in turn.given)
         try:
-            completion = await self._complete(turn, max_tokens, request.stop)
+            completion = await self._complete(turn, turn.n_reserved, request.stop)
             if shared:
                 completion = ended_at_stop(completion, shared, request.stop, self._encoder)
             text, ended = self._text(turn, completion)
@@ -282,8 +298,10 @@ class AgentSession:
             raise
         finally:
             self.threads.end(turn, segments)
-            if any(thread.busy for thread in self.threads.threads):
-                self.release()
+            if self._ended or any(thread.busy for thread in self.threads.threads):
+                self.release(kept=0 if self._ended else None)
+            waiting, self._turn_over = self._turn_over, asyncio.Event()
+            waiting.set()
             self.watch.over(turn, completion, time.perf_counter() - started)
         if request.prompt is None:
             self._known[_and_then(digest, reply.said)] = turn
@@ -367,7 +385,8 @@ class AgentSession:
         return digests
 
     def _room(self, n_turns: int, n_prompt: int, n_inserted: int, request: TurnRequest, n_given: int = 0) -> int:
-        """Tokens that may be sampled; of a fork, after the `n_given` that it begins with.
+        """Tokens that may be sampled; of a fork, after the `n_given` that it begins with. 0: the turns that are being
+        sampled may need all that is left.
 
         Raises `BadRequest` in the form by which clients know that a limit is reached.
         """
@@ -387,7 +406,7 @@ class AgentSession:
             self.refused = StopReason.LENGTH
             what = f"maximum context length is {limits.max_tokens} tokens: this session has used all its tokens"
             raise TooLong(what, n_tokens=n_prompt, most=0)
-        room = min(of_model, of_session)
+        room = max(0, min(of_model, of_session - sum(turn.n_reserved for turn in self.threads.turns)))
         return room if request.max_tokens is None else min(room, max(1, request.max_tokens - n_given))
 
     def _refuse(self, stop: StopReason, limit: str, n_prompt: int) -> TooLong:

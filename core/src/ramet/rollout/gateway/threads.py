@@ -46,6 +46,7 @@ class SessionTurn:
     asked: Mapping[str, Any]  # the sampling that the client asked for
     segments: list[Segment] = field(default_factory=list)  # what the request added to the thread, then what was sampled
     n_given: int = 0  # sampled tokens at its beginning that are another rollout's (a fork in the middle of a turn)
+    n_reserved: int = 0  # tokens that may be sampled in it, while it runs
     reply: TurnReply | None = None  # None: it is being sampled, or failed
     is_over: bool = False
 
@@ -118,7 +119,7 @@ class SessionThreads:
         for segment in sampled:
             turn.segments.append(replace(segment, turn=turn.number, thread=turn.thread))
             thread.path.extend(segment.token_ids)
-        thread.busy, turn.is_over = False, True
+        thread.busy, turn.is_over, turn.n_reserved = False, True, 0
 
     def fork(self, number: int, token: int, cache_key: Callable[[int], str]) -> SessionThreads:
         """The threads as they are in turn `number`, after `token` of its sampled tokens: there a segment ends.
@@ -126,7 +127,9 @@ class SessionThreads:
         Earlier turns are the same objects. `cache_key`: of a thread's number, where the engine has it.
         """
         turn = self.turns[number]
-        own = replace(turn, segments=[s for s in turn.segments if not s.is_sampled], reply=None, is_over=False)
+        own = replace(
+            turn, segments=[s for s in turn.segments if not s.is_sampled], reply=None, is_over=False, n_reserved=0
+        )
         own.segments += first_tokens((s for s in turn.segments if s.is_sampled), token)
         own.n_given = token
         fork = SessionThreads(self.encoder, self.family, turns=[*self.turns[:number], own])
