@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from ramet.io.json_values import json_fault
 from ramet.types import (
     AdvantageInputs,
     AdvantageOutput,
@@ -178,8 +179,8 @@ def agent_value_problem(result: AgentResult) -> str | None:
         return f"reward of the result is {result.reward!r:.80}: give a finite number, or None for none"
     if (problem := _json_problem(result.info)) is not None:
         return f"info of the result is not a JSON object ({problem}): use strings, finite numbers, lists, mappings"
-    if (problem := _json_problem({"answer": result.answer})) is not None:
-        return f"answer of the result cannot be recorded ({problem})"
+    if (fault := json_fault({"answer": result.answer, "info": dict(result.info)})) is not None:
+        return f"the result cannot be recorded: it has {fault}"
     return None
 
 

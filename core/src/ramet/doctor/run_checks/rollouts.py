@@ -72,7 +72,7 @@ def _fix(where: str) -> str:
         "state": f"the state of {name}"
         if name != "agent"
         else "leave times, new ids and paths out of the agent's requests, or rollout_step.params.forks=none",
-        "agent": "the agent's address and key (ctx.base_url, ctx.key), the service that it uses; run.log has the errors",
+        "agent": "the address and key of the agent (ctx.base_url, ctx.key), the service that it uses; run.log",
     }.get(kind, "run.log has the message")
 
 
