@@ -13,8 +13,20 @@ from ramet.errors import ConfigErrors, InfraError
 from ramet.rollout.branching.builtin import RandomBranching
 from ramet.rollout.branching.token_entropy import TokenEntropy
 from ramet.rollout.config import RandomBranchConfig, TokenEntropyConfig
-from ramet.testing.doubles import Reply
-from ramet.types import AgentContext, AgentResult, AgentStatus, Origin, Rollout, SegmentKind, StopReason, Task
+from ramet.testing.doubles import Reply, ScriptedPolicy
+from ramet.types import (
+    AfterTool,
+    AgentContext,
+    AgentResult,
+    AgentStatus,
+    Need,
+    Origin,
+    Rollout,
+    SegmentKind,
+    Stop,
+    StopReason,
+    Task,
+)
 
 Play = Callable[..., Any]
 Forking = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
@@ -256,3 +268,67 @@ def test_deterministic_runs_repeat(play: Play) -> None:
     first, second = (play(script, **settings) for _ in range(2))
     assert [shown(rollout) for rollout in first.rollouts] == [shown(rollout) for rollout in second.rollouts]
     assert [request.seed for request in first.engine.requests] == [request.seed for request in second.engine.requests]
+
+
+async def two_sub_agents(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+    """Two conversations at the same time; which one's tool is faster depends on whether a reply is recorded."""
+
+    async def sub(name: str, delay_s: float) -> str:
+        messages: list[Any] = [{"role": "user", "content": name}]
+        messages.append(await chat(messages, tools=[TOOL], max_tokens=120))
+        await asyncio.sleep(delay_s)
+        call = messages[1]["tool_calls"][0]["id"]
+        messages.append({"role": "tool", "tool_call_id": call, "content": f"result of {name}"})
+        return str((await chat(messages, tools=[TOOL], max_tokens=120))["content"])
+
+    said = await asyncio.gather(sub("X", 0.15), sub("Y", 0.05))
+    return AgentResult(answer=" ".join(said))
+
+
+def test_forks_of_parallel_sub_agents_train_only_what_their_agent_asked_for(play: Play) -> None:
+    """The record is used until all of it was asked for, and requests of later turns wait for the forked one."""
+    every_turn = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
+    played = play(
+        lambda task, path, turn: Reply(text=CALL if turn < 2 else f"by {path} in {turn}", rest_s=0.02),
+        step=HttpAgent(two_sub_agents, forks="replay"),
+        policy=every_turn,
+        tools={},
+        group_size=4,
+    )
+    for rollout in played.rollouts:
+        assert rollout.valid, rollout.fault
+        texts = [segment.text for segment in rollout.segments if segment.is_sampled and segment.turn >= 2]
+        assert sorted(texts) == sorted(rollout.answer.replace(" by", "\nby").split("\n"))
+        assert [(call.turn, call.text) for call in rollout.tool_calls] == [
+            (0, "result of X"),
+            (1, "result of Y"),
+        ]
+
+
+def test_a_rollout_that_was_stopped_stays_so_whatever_its_agent_returns(play: Play) -> None:
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        await chat([{"role": "user", "content": "?"}])
+        await chat([{"role": "user", "content": "and?"}])
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            return AgentResult(answer="partial", reward=5.0)
+        return AgentResult(answer="done")
+
+    stops = {(AfterTool, "0", 1): [Stop(rollout="0")], (AfterTool, "1", 1): [Stop(rollout="1")]}
+    policy = ScriptedPolicy(2, stops, Need.LATE_EVENTS)  # type: ignore[arg-type]
+    played = play(script, step=HttpAgent(loop, forks="replay"), policy=policy, tools={}, group_size=2)
+    assert [(rollout.stop, rollout.answer) for rollout in played.rollouts] == [(StopReason.PRUNED, None)] * 2
+
+
+def test_turns_in_flight_keep_the_limit_of_tokens_together(play: Play) -> None:
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        asked = [chat([{"role": "user", "content": f"part {n}"}]) for n in range(4)]
+        said = await asyncio.gather(*asked, return_exceptions=True)
+        return AgentResult(answer=str(len([one for one in said if isinstance(one, dict)])))
+
+    replies = Reply(text="four and a few more words", rest_s=0.02)
+    (rollout,) = play(
+        lambda *key: replies, step=HttpAgent(loop), tools={}, group_size=1, max_response_tokens=80
+    ).rollouts
+    assert rollout.n_response_tokens <= 80 and rollout.answer in ("2", "3")

@@ -159,6 +159,9 @@ class AgentRollout:
             if turn.number in self._replied_at:  # a result may have come after later turns
                 record.calls = self._calls(turn)
                 live.add_stat("tool_s", max((call.run_s for call in record.calls), default=0.0))
+            elif not all(call.text for call in record.calls):  # also after a fork began
+                texts = [call.text for call in self._calls(turn)]
+                record.calls = tuple(replace(call, text=text) for call, text in zip(record.calls, texts, strict=True))
         live.record_end({**result.info, **({"agent": str(result.status)} if crashed else {})}, None)
         self._note_rewards(0.0 if crashed and result.reward is None else result.reward)
         live.answer = None if crashed else result.answer

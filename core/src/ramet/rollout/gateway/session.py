@@ -283,7 +283,7 @@ class AgentSession:
         turn, digest = await self._begin(request, digests), digests[-1]
         self.watch.accepted(turn)
         segments: Sequence[Segment] = ()
-        completion, started = None, time.perf_counter()
+        completion, reply, text, ended, started = None, None, "", False, time.perf_counter()
         shared = "".join(segment.text for segment in turn.given)
         try:
             completion = await self._complete(turn, turn.n_reserved, request.stop)
@@ -298,15 +298,15 @@ class AgentSession:
             raise
         finally:
             self.threads.end(turn, segments)
+            if reply is not None and request.prompt is None:
+                self._known[_and_then(digest, reply.said)] = turn
+            elif reply is not None and request.prompt is not None:
+                self._texts[request.prompt + text] = turn, turn.end - ended
             if self._ended or any(thread.busy for thread in self.threads.threads):
                 self.release(kept=0 if self._ended else None)
             waiting, self._turn_over = self._turn_over, asyncio.Event()
             waiting.set()
             self.watch.over(turn, completion, time.perf_counter() - started)
-        if request.prompt is None:
-            self._known[_and_then(digest, reply.said)] = turn
-        else:
-            self._texts[request.prompt + text] = turn, turn.end - ended
         return reply
 
     def _text(self, turn: SessionTurn, completion: Completion) -> tuple[str, bool]:
