@@ -64,6 +64,7 @@ def extras(config: Config) -> list[str]:
     """Of the core, beside `train`."""
     chosen = {
         "vllm": config.engine.name == "vllm",
+        "openai": config.rollout_step.name in ("function", "command", "external"),  # the gateway needs aiohttp
         "ray": config.cluster.name == "ray",
         "lora": config.policy.lora_rank > 0 or config.sft.lora_rank > 0,
         "deepspeed": config.sft.strategy not in (Strategy.NONE, Strategy.FSDP),
