@@ -41,9 +41,9 @@ CHAT_TEMPLATE = (
 def write(data: Path, benchmark: Benchmark, rows: int, seed: int) -> None:
     """The pages, true and permuted, and the questions: the benchmark's are the same for every seed."""
     pages = make_pages()
-    for file, those in (("pages.json", pages), ("permuted.json", permuted(pages))):
+    for name, those in (("pages.json", pages), ("permuted.json", permuted(pages))):
         texts = {page.name: page.text for page in those.values()}
-        (data / file).write_text(json.dumps(texts), encoding="utf-8")
+        (data / name).write_text(json.dumps(texts), encoding="utf-8")
     tasks = [question(pages, name) for name in pages]
     for_sft, for_rl = split(tasks[TEST_QUESTIONS:], rl=RL_QUESTIONS, seed=seed)
     write_tasks(data / "test.jsonl", tasks[:TEST_QUESTIONS])
