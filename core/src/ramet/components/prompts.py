@@ -140,7 +140,7 @@ def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> l
 
 
 def call_problems(encoder: Encoder) -> list[str]:
-    """Return whether the gateway would read the tool calls that the chat template teaches."""
+    """Return a problem if the chat template teaches tool calls that the gateway does not read."""
     name = "ramet_tool"
     try:
         shown = encoder.template.reply("", [{"name": name, "arguments": {"text": "x"}}])

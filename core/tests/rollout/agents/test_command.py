@@ -163,6 +163,7 @@ def test_a_program_that_is_not_there_is_refused_before_the_start(tmp_path: Path)
     for options, said in [
         ({"argv": []}, "argv=[]: give a program"),
         ({"argv": ["no-such-program"]}, "no program 'no-such-program'"),
+        ({"argv": ["sh", "{result}"]}, "argv names {result}, which is read only with result=file"),
         ({"argv": ["./agent.sh"], "folder": str(tmp_path)}, "agent.sh"),  # nobody may execute it
         ({"argv": ["sh"], "folder": str(tmp_path / "none")}, "there is no such folder"),
         ({"argv": ["sh"], "env": {"PATH": str(tmp_path)}}, f"no program 'sh' (PATH={tmp_path})"),

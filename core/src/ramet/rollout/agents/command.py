@@ -51,6 +51,10 @@ class CommandAgent:
         self._config = config
         if not config.argv:
             raise ConfigError(f"{KEY}.argv=[]: give a program and its arguments, as in argv=[python,/srv/agent.py]")
+        if config.result != "file" and any("{result}" in argument for argument in config.argv):
+            raise ConfigError(
+                f"{KEY}.result={config.result}: argv names {{result}}, which is read only with result=file"
+            )
         if config.folder is not None and not Path(config.folder).is_dir():
             raise ConfigError(f"{KEY}.folder={config.folder}: there is no such folder")
         program, path = self._program(config.argv[0]), config.env.get("PATH", os.environ.get("PATH"))
@@ -86,9 +90,11 @@ class CommandAgent:
             f"RAMET_KEY={ctx.key}",
         )
         if code == OUTAGE:
-            raise InfraError(f"the program reported an outage (exit code {OUTAGE}): {said or 'no words'}")
+            raise InfraError(
+                f"the program reported an outage (exit code {OUTAGE}): {said or 'nothing on standard error'}"
+            )
         if code != 0:
-            raise ProgramFailed(f"the program ended with exit code {code}: {said or 'no words on standard error'}")
+            raise ProgramFailed(f"the program ended with exit code {code}: {said or 'nothing on standard error'}")
         if self._config.result == "file":
             return read_result(result_file, out)
         return AgentResult(answer=out.strip() or None)
