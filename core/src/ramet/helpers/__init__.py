@@ -3,6 +3,7 @@
 The package imports nothing heavy; what needs a library imports it at its first use.
 """
 
+from ramet.helpers.agent_options import AgentOptions
 from ramet.helpers.arguments import argument_problem
 from ramet.helpers.chat_markup import neutralise_chat_markup
 from ramet.helpers.entropy import EntropyScale, entropy_change
@@ -29,6 +30,7 @@ from ramet.processes import own_reaper
 __all__ = [
     "CLIENTS",
     "MODEL_MISTAKES",
+    "AgentOptions",
     "Caller",
     "ChatReply",
     "EntropyScale",

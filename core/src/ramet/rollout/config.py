@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 from ramet.config.secrets import hide
+from ramet.helpers.agent_options import AgentOptions
 from ramet.helpers.json_calls import FORMS
-from ramet.types import AgentSettings
 from ramet.types.option import option
 
 INITIAL_HELP = "rollouts that start from the prompt; null: half of rollout.group_size, at least one"
@@ -35,48 +35,6 @@ class HermesConfig:
         "form of calls; tool_call: Hermes, Qwen; json: Llama 3.1; auto: json in messages without <tool_call>",
         choices=FORMS,
     )
-
-
-@dataclass(kw_only=True, slots=True)
-class AgentOptions:
-    """Options of all built-in agents."""
-
-    forks: str = option(
-        "none",
-        "forks of branch policies; replay: the agent runs again and its own tools with it, answered from the record up "
-        "to the fork",
-        choices=("none", "replay"),
-    )
-    on_crash: str = option(
-        "reward",
-        "a crash of the agent; reward: judged as a rollout without an answer; mask: left out, so a policy can avoid "
-        "bad rewards by crashing",
-        choices=("reward", "mask"),
-    )
-    history: str = option(
-        "keep",
-        "thoughts that a client leaves out of earlier turns; keep: the recorded tokens continue; template: as the chat "
-        "template shows earlier turns",
-        choices=("keep", "template"),
-    )
-    timeout_s: float | None = option(
-        None,
-        "seconds until the agent is cancelled, which counts as a crash; null: rollout.deadline_s ends it, which masks",
-        above=0,
-    )
-    host: str = option("127.0.0.1", "address at which the gateway listens; others than the loopback are reachable")
-    port: int = option(0, "port of the gateway; 0: any free one", minimum=0, maximum=65535)
-
-    @property
-    def settings(self) -> AgentSettings:
-        """Return these options as the contract has them."""
-        return AgentSettings(
-            host=self.host,
-            port=self.port,
-            history=cast(Literal["keep", "template"], self.history),
-            on_crash=cast(Literal["reward", "mask"], self.on_crash),
-            timeout_s=self.timeout_s,
-        )
 
 
 @dataclass(kw_only=True, slots=True)

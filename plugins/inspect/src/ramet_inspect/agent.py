@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ramet import AgentContext, AgentResult, AgentSettings, AgentStatus, ConfigError, InfraError, Task
+from ramet import AgentContext, AgentResult, AgentStatus, ConfigError, InfraError, Task
 from ramet_inspect.benchmark import SAMPLE
 from ramet_inspect.config import InspectConfig
 from ramet_inspect.process import InspectProcess
@@ -21,10 +21,7 @@ class InspectAgent:
         config.check(STEP)
         self.config = config
         self.forks = cast(Literal["replay", "none"], config.forks)
-        self.settings = AgentSettings(
-            history=cast(Literal["keep", "template"], config.history),
-            on_crash=cast(Literal["reward", "mask"], config.on_crash),
-        )
+        self.settings = config.settings
         self._process = InspectProcess(config, STEP)
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:

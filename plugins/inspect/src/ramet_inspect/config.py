@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet import ConfigError, option
+from ramet.helpers import AgentOptions
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +39,7 @@ class InspectTask:
 
 
 @dataclass(kw_only=True, slots=True)
-class InspectConfig(InspectTask):
+class InspectConfig(InspectTask, AgentOptions):
     """The agent `inspect`: it runs samples of an inspect_ai task with the policy as their model."""
 
     scorer: str | None = option(
@@ -49,24 +50,6 @@ class InspectConfig(InspectTask):
     )
     log_dir: str | None = option(
         None, "folder for Inspect's logs, one .eval file for each rollout; null: none are kept"
-    )
-    forks: str = option(
-        "none",
-        "forks of branch policies; replay: the sample runs again, tools and sandbox too, answered from the record up "
-        "to the fork",
-        choices=("none", "replay"),
-    )
-    on_crash: str = option(
-        "reward",
-        "a sample with an error of its own; reward: judged as a rollout without an answer, its reward is 0; mask: left "
-        "out, so a policy can avoid bad rewards by crashing",
-        choices=("reward", "mask"),
-    )
-    history: str = option(
-        "keep",
-        "thoughts that Inspect leaves out of earlier turns; keep: the recorded tokens continue; template: as the chat "
-        "template shows earlier turns",
-        choices=("keep", "template"),
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramet import AgentSettings, option
+from ramet import option
+from ramet.helpers import AgentOptions
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,31 +36,8 @@ class VerifiersOptions:
 
 
 @dataclass(kw_only=True, slots=True)
-class VerifiersAgentConfig(VerifiersOptions):
+class VerifiersAgentConfig(VerifiersOptions, AgentOptions):
     """The program of a `verifiers` environment as the agent: it runs unchanged, and calls the policy."""
-
-    forks: str = option(
-        "none",
-        "replay: a fork runs the program again up to the fork, its tools too; none: branch policies that fork are "
-        "refused",
-        choices=("replay", "none"),
-    )
-    on_crash: str = option(
-        "reward",
-        "a program that fails; reward: judged as a rollout without an answer; mask: left out",
-        choices=("reward", "mask"),
-    )
-    history: str = option(
-        "keep",
-        "thoughts that the program leaves out of earlier turns; keep: the recorded tokens continue; template: as the "
-        "chat template shows earlier turns",
-        choices=("keep", "template"),
-    )
-
-    @property
-    def settings(self) -> AgentSettings:
-        """Return these options as the contract has them."""
-        return AgentSettings(history=self.history, on_crash=self.on_crash)  # type: ignore[arg-type]
 
 
 @dataclass(kw_only=True, slots=True)
