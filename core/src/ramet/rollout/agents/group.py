@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from ramet.engines.protocol import Sampling
 from ramet.rollout.agents.live import AgentRollout
 from ramet.rollout.gateway.session import AgentSession, SessionLimits, SessionSettings
-from ramet.rollout.gateway.threads import SessionFamily, SessionThreads
+from ramet.rollout.gateway.threads import GroupSessions, SessionThreads
 from ramet.rollout.keys import BranchPath
 from ramet.rollout.turn import Report
 from ramet.types import AgentSettings
@@ -29,7 +29,7 @@ class AgentGroup:
     def __init__(self, context: GroupContext, gateway: Gateway, report: Report, *, deterministic: bool) -> None:
         self._context, self._gateway, self._report = context, gateway, report
         self._agent = agent_settings(context.step)
-        self._family, self._n_cuts = SessionFamily(), 0
+        self._sessions, self._n_cuts = GroupSessions(), 0
         self._rollouts: dict[BranchPath, AgentRollout] = {}
         config, plan = context.config, context.plan
         self._settings = SessionSettings(
@@ -64,7 +64,7 @@ class AgentGroup:
         """Make the session of a rollout; a fork's has its parent's turns."""
         rollout = self._rollouts[live.path] = AgentRollout(live, self._context, self._report, self.refresh)
         if live.parent is None:
-            threads = SessionThreads(self._settings.encoder, self._family)
+            threads = SessionThreads(self._settings.encoder, self._sessions)
             rollout.session = AgentSession(live.key.text, self._settings, threads=threads, watch=rollout)
         else:
             parent = self._rollouts[live.parent.path].session
@@ -77,8 +77,8 @@ class AgentGroup:
 
     def refresh(self) -> None:
         """Bring all rollouts up to date where segments that they share were cut."""
-        if self._family.n_cuts != self._n_cuts:
-            self._n_cuts = self._family.n_cuts
+        if self._sessions.n_cuts != self._n_cuts:
+            self._n_cuts = self._sessions.n_cuts
             for rollout in self._rollouts.values():
                 rollout.refresh()
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ramet.rollout.tree import LiveRollout
 
 logger = logging.getLogger(__name__)
-STATE = "agent"  # in faults; faults of a replay are `state:agent`
+AGENT = "agent"  # in faults; faults of a replay are `state:agent`
 MODEL = "policy"  # the name under which agents find it
 
 
@@ -138,18 +138,18 @@ class AgentRollout:
         if session.broken is not None:
             raise session.broken
         if session.mismatch is not None:
-            raise StateFailed(STATE, session.mismatch)
+            raise StateFailed(AGENT, session.mismatch)
         if isinstance(error, RolloutFailed):
             raise error
         if isinstance(error, InfraError):
-            raise RolloutFailed(STATE, str(error)) from error
+            raise RolloutFailed(AGENT, str(error)) from error
         if session.is_replaying:
-            raise StateFailed(STATE, "run again, the agent ended without a request of the record")
+            raise StateFailed(AGENT, "run again, the agent ended without a request of the record")
         if session.failures:
             raise RolloutFailed("engine", next(iter(session.failures.values())))
         if not any(turn.reply is not None for turn in session.threads.turns):
             why = "" if error is None else f": {type(error).__name__}: {error}"
-            raise RolloutFailed(STATE, f"the agent ended without a complete request to the policy{why}")
+            raise RolloutFailed(AGENT, f"the agent ended without a complete request to the policy{why}")
 
     def _finish(self, result: AgentResult, settings: AgentSettings) -> None:
         """Note what the agent returned, and why the rollout stopped."""

@@ -1,32 +1,29 @@
 """A session: one agent's access to the policy, for one rollout.
 
-A request's messages are looked up among the conversations that this session replied to. Where they continue one, the
-recorded ids continue, and only what follows is rendered: the policy is never conditioned on a second tokenisation of
-its own text. Any other request is rendered in full. Both then go to the thread that they continue, token by token
-(`threads`).
+A request gets the ids in front of its reply (`conversations`), and goes to the thread that they continue, token by
+token (`threads`). A fork's session answers from its parent's turns up to the fork.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from array import array
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.helpers.json_calls import JsonCall, located_calls, message_place
 from ramet.rollout.completion import Versions, completion_problem, ended_at_stop, sampled_segments
+from ramet.rollout.gateway.conversations import Conversations, History, digests_of
 from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import (
     BadRequest,
     Digest,
-    Said,
     SaidCall,
     TooLong,
     TurnReply,
@@ -38,12 +35,10 @@ from ramet.rollout.gateway.messages import (
 from ramet.rollout.gateway.rewards import SessionRewards
 from ramet.rollout.gateway.threads import SessionThreads, SessionTurn
 from ramet.rollout.keys import stable_seed
-from ramet.types import Insert, Message, Segment, StopReason, ThreadStart
+from ramet.types import Segment, StopReason, ThreadStart
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
-
-History: TypeAlias = Literal["keep", "template"]
 
 
 class SessionWatch(Protocol):
@@ -122,8 +117,7 @@ class AgentSession:
         self.broken: ConfigError | PluginError | None = None  # a mistake in the engine, not an outage
         self.mismatch: str | None = None  # why this fork's requests differ from the record
         self._settings, self._engine, self._encoder = settings, settings.engine, settings.encoder
-        self._known: dict[Digest, SessionTurn] = {}  # conversations up to a reply -> the turn of that reply
-        self._texts: dict[str, tuple[SessionTurn, int]] = {}  # the same without a chat template, and how many tokens
+        self._conversations = Conversations(settings.encoder, self.threads, settings.history)
         self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
         self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
         self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
@@ -142,8 +136,7 @@ class AgentSession:
         fork = AgentSession(name, self._settings, threads=threads, watch=watch)
         fork._recorded = [earlier for earlier in threads.turns[:turn] if earlier.reply is not None]
         fork._fork_turn, fork._parents_turns = threads.turns[turn], self.threads.turns
-        fork._known = {digest: known for digest, known in self._known.items() if known.number < turn}
-        fork._texts = {text: known for text, known in self._texts.items() if known[0].number < turn}
+        fork._conversations = self._conversations.until(turn, threads)
         return fork
 
     @property
@@ -178,7 +171,7 @@ class AgentSession:
         """The tokens of the prompt that the request would have. Nothing is recorded. Raises `BadRequest`."""
         self._check_open()
         request = in_call_order(request)
-        return len(self._prompt(request, self._digests(request)))
+        return len(self._conversations.prompt(request, digests_of(request)))
 
     def segments(self) -> tuple[list[Segment], tuple[ThreadStart, ...]]:
         """The segments of the rollout so far in order of turns, and how threads 1, 2, … began."""
@@ -217,7 +210,7 @@ class AgentSession:
     async def _reply(self, request: TurnRequest) -> TurnReply:
         self._check_open()
         request = in_call_order(request)
-        digests, now = self._digests(request), time.monotonic()
+        digests, now = digests_of(request), time.monotonic()
         for said in request.messages:
             if said.role == "tool":
                 self.results.setdefault(said.call_id, (said.text, now))
@@ -252,7 +245,7 @@ class AgentSession:
     def _difference(self, request: TurnRequest, digests: Sequence[Digest], turn: SessionTurn) -> str:
         """Say where the request begins to differ from a recorded turn's; nothing if it cannot be rendered."""
         try:
-            prompt = self._prompt(request, digests)
+            prompt = self._conversations.prompt(request, digests)
         except BadRequest:
             return ""
         recorded = self.threads.threads[turn.thread].path[: turn.n_prompt]
@@ -265,7 +258,7 @@ class AgentSession:
         while True:
             self._check_open()
             if (turn := self._fork_turn) is None:
-                prompt = self._prompt(request, digests)
+                prompt = self._conversations.prompt(request, digests)
                 room = self._room(len(self.threads.turns), len(prompt), self.threads.n_inserted(prompt), request)
                 if room > 0:
                     turn = self.threads.begin(prompt, digests[-1], request.asked)
@@ -298,10 +291,8 @@ class AgentSession:
             raise
         finally:
             self.threads.end(turn, segments)
-            if reply is not None and request.prompt is None:
-                self._known[_and_then(digest, reply.said)] = turn
-            elif reply is not None and request.prompt is not None:
-                self._texts[request.prompt + text] = turn, turn.end - ended
+            if reply is not None:
+                self._conversations.add(request, digest, turn, reply.said, text, ended)
             if self._ended or any(thread.busy for thread in self.threads.threads):
                 self.release(kept=0 if self._ended else None)
             waiting, self._turn_over = self._turn_over, asyncio.Event()
@@ -316,74 +307,6 @@ class AgentSession:
         given = array("i", [i for segment in turn.given for i in segment.token_ids])
         return self._encoder.decode(given + (ids[:-1] if ended else ids)), ended
 
-    def _prompt(self, request: TurnRequest, digests: Sequence[Digest]) -> array[int]:
-        """The ids in front of the reply. Raises `BadRequest` for messages that the chat template does not take."""
-        if request.prompt is not None:
-            return self._continued(request.prompt)
-        messages, known = request.messages, 0
-        if self._settings.history == "keep":
-            known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
-        rest = messages[known:]
-        if known and all(said.role != "assistant" for said in rest):
-            turn = self._known[digests[known]]
-            path = self.threads.threads[turn.thread].path[: turn.end]
-            if (parts := self._suffix(rest, path)) is not None:
-                for part in parts:
-                    path.extend(self._encoder.insert(part))
-                return path
-        try:
-            ids = self._encoder.prompt([self._message(said) for said in messages], request.tools, foreign=True)
-        except ConfigError as error:
-            raise BadRequest(f"the model's chat template does not take these messages: {error}") from error
-        self._check_complete(messages, ids)
-        return ids
-
-    def _check_complete(self, messages: Sequence[Said], ids: array[int]) -> None:
-        """Raises `BadRequest` for system messages after the first one that the chat template leaves out, as some do."""
-        later = [said.text.strip() for said in messages[1:] if said.role == "system"]
-        text = self._encoder.decode(ids) if later else ""
-        if not all(said in text for said in later):
-            raise BadRequest("the model's chat template leaves out system messages that are not the first message")
-
-    def _continued(self, prompt: str) -> array[int]:
-        """The ids of a text: those recorded for the longest text that it continues, and of the rest as it is.
-
-        An end of sequence that was sampled is not in the text, and so not in the ids.
-        """
-        known = max((text for text in self._texts if prompt.startswith(text)), key=len, default="")
-        rest = self._encoder.untrusted(prompt[len(known) :])
-        if not known:
-            return rest
-        turn, n_tokens = self._texts[known]
-        return self.threads.threads[turn.thread].path[:n_tokens] + rest
-
-    def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:
-        """The template's text for what follows a reply; None for roles that it takes only after all messages."""
-        try:
-            return self._encoder.suffix([self._message(said) for said in rest], after=path[-1])
-        except ValueError:
-            return None
-
-    def _message(self, said: Said) -> Message:
-        """The message for the chat template. Calls that were not sampled here have the template's own form."""
-        if not said.calls:
-            return Message(role=said.role, content=said.text)
-        calls = [{"name": call.name, "arguments": call.parsed} for call in said.calls]
-        return Message(role=said.role, content=self._encoder.template.reply(said.text, calls))
-
-    def _digests(self, request: TurnRequest) -> list[Digest]:
-        """Digests, the last of which requests share that ask for the same: messages and tools, or a text to continue.
-
-        Messages have one for each beginning of the conversation, the empty one first.
-        """
-        if request.prompt is not None:
-            return [hashlib.blake2b(f"prompt:{request.prompt}".encode("utf-8", "replace")).digest()]
-        tools = repr([tool.function for tool in request.tools])
-        digests = [hashlib.blake2b(tools.encode("utf-8", "replace")).digest()]
-        for said in request.messages:
-            digests.append(_and_then(digests[-1], said))
-        return digests
-
     def _room(self, n_turns: int, n_prompt: int, n_inserted: int, request: TurnRequest, n_given: int = 0) -> int:
         """Tokens that may be sampled; of a fork, after the `n_given` that it begins with. 0: the turns that are being
         sampled may need all that is left.
@@ -393,25 +316,24 @@ class AgentSession:
         limits = self._settings.limits
         calls = [call for turn in self.threads.turns if turn.reply is not None for call in turn.reply.calls]
         if limits.max_tool_calls is not None and len(calls) > limits.max_tool_calls:
-            raise self._refuse(StopReason.CALL_LIMIT, f"the limit of {limits.max_tool_calls} tool calls", n_prompt)
+            what = f"the limit of {limits.max_tool_calls} tool calls is reached"
+            raise self._refused(StopReason.CALL_LIMIT, what, n_prompt)
         if n_turns >= limits.max_turns:
-            raise self._refuse(StopReason.TURN_LIMIT, f"the limit of {limits.max_turns} turns", n_prompt)
+            raise self._refused(StopReason.TURN_LIMIT, f"the limit of {limits.max_turns} turns is reached", n_prompt)
         most = self._engine.info.max_tokens
         of_model, of_session = most - n_prompt, limits.max_tokens - self.threads.n_tokens - n_inserted
         if of_model < 1:
-            self.refused = StopReason.LENGTH
             what = f"maximum context length is {most} tokens: these messages have {n_prompt} tokens"
-            raise TooLong(what, n_tokens=n_prompt, most=most - 1)
+            raise self._refused(StopReason.LENGTH, what, n_prompt, most - 1)
         if of_session < 1:
-            self.refused = StopReason.LENGTH
             what = f"maximum context length is {limits.max_tokens} tokens: this session has used all its tokens"
-            raise TooLong(what, n_tokens=n_prompt, most=0)
+            raise self._refused(StopReason.LENGTH, what, n_prompt)
         room = max(0, min(of_model, of_session - sum(turn.n_reserved for turn in self.threads.turns)))
         return room if request.max_tokens is None else min(room, max(1, request.max_tokens - n_given))
 
-    def _refuse(self, stop: StopReason, limit: str, n_prompt: int) -> TooLong:
-        self.refused = stop
-        return TooLong(f"{limit} is reached", n_tokens=n_prompt, most=0)
+    def _refused(self, limit: StopReason, what: str, n_prompt: int, most: int = 0) -> TooLong:
+        self.refused = limit
+        return TooLong(what, n_tokens=n_prompt, most=most)
 
     async def _complete(self, turn: SessionTurn, max_tokens: int, stop: tuple[str, ...]) -> Completion:
         thread, settings = self.threads.threads[turn.thread], self._settings
@@ -478,8 +400,3 @@ class AgentSession:
             else:
                 self.malformed_calls += 1
         return text + message[done:], calls
-
-
-def _and_then(digest: Digest, said: Said) -> Digest:
-    """The digest of a conversation that continues with this message."""
-    return hashlib.blake2b(digest + repr(said.key).encode("utf-8", "replace")).digest()

@@ -67,7 +67,7 @@ class SessionTurn:
 
 
 @dataclass(slots=True, eq=False)
-class SessionFamily:
+class GroupSessions:
     """The sessions of a group's rollouts, which may share turns and segments."""
 
     sessions: list[SessionThreads] = field(default_factory=list)
@@ -79,12 +79,12 @@ class SessionThreads:
     """All threads and turns of a session."""
 
     encoder: Encoder
-    family: SessionFamily = field(default_factory=SessionFamily)
+    group: GroupSessions = field(default_factory=GroupSessions)
     threads: list[SessionThread] = field(default_factory=list)
     turns: list[SessionTurn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.family.sessions.append(self)
+        self.group.sessions.append(self)
 
     @property
     def n_tokens(self) -> int:
@@ -132,7 +132,7 @@ class SessionThreads:
         )
         own.segments += first_tokens((s for s in turn.segments if s.is_sampled), token)
         own.n_given = token
-        fork = SessionThreads(self.encoder, self.family, turns=[*self.turns[:number], own])
+        fork = SessionThreads(self.encoder, self.group, turns=[*self.turns[:number], own])
         ends = {turn.thread: turn.end for turn in fork.turns}
         for thread in self.threads[: len(ends)]:
             parent = None if thread.parent is None else fork.threads[thread.parent.number]
@@ -180,8 +180,8 @@ class SessionThreads:
         for segment in turn.segments:
             if 0 < at < len(segment):
                 halves = segment_halves(segment, at, self.encoder)
-                self.family.n_cuts += 1
-                for shared in {id(turn): turn for session in self.family.sessions for turn in session.turns}.values():
+                self.group.n_cuts += 1
+                for shared in {id(turn): turn for session in self.group.sessions for turn in session.turns}.values():
                     if (number := _place(shared.segments, segment)) is not None:
                         shared.segments[number : number + 1] = halves
                 return
@@ -189,7 +189,7 @@ class SessionThreads:
 
     def _shared_prompt(self, prompt: array[int]) -> list[Segment]:
         """The segments of an equal prompt of another rollout of the group: it is stored and trained on once."""
-        for session in self.family.sessions:
+        for session in self.group.sessions:
             first = [s for s in session.turns[0].segments if not s.is_sampled] if session.turns else []
             if sum(map(len, first)) == len(prompt) and array("i", [i for s in first for i in s.token_ids]) == prompt:
                 return first
