@@ -19,13 +19,9 @@ from ramet.engines.protocol import Capability, Engine
 from ramet.errors import raise_all
 from ramet.event_loop import first_error
 from ramet.plugins.component_checks import is_agent
-from ramet.plugins.lifecycle import close_component
-from ramet.rollout.agents.group import agent_settings
-from ramet.rollout.agents.live import MODEL
+from ramet.rollout.agents.service import AgentService
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
-from ramet.rollout.gateway.control import ControlPlane
-from ramet.rollout.gateway.server import Gateway
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.jobs import GroupJob, JobMaker
@@ -105,8 +101,7 @@ class RolloutWorker:
         )
         self._forked = (*step_component(step), *tool_components(tools))
         self.stateful = tool_components(tools) if is_agent(step) else self._forked
-        self._gateway: Gateway | None = None
-        self._opening = asyncio.Lock()
+        self._agent = AgentService(step) if is_agent(step) else None
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
         self._progress = ProgressCounter()
@@ -140,7 +135,8 @@ class RolloutWorker:
         if request.deadline_s is not None:
             deadline.left()  # the caller's clock is running
         jobs = self.jobs.jobs(request)
-        await self._open_gateway()
+        if self._agent is not None:
+            await self._agent.open()
 
         def done(group: Group) -> None:
             counts.total -= group.n_unused
@@ -230,23 +226,11 @@ class RolloutWorker:
             versions=share.versions,
             counts=share.counts,
             observer=self._observer,
-            gateway=self._gateway,
+            gateway=None if self._agent is None else self._agent.gateway,
         )
 
     def _fork_problems(self, plan: ResolvedPlan) -> list[str]:
         return fork_problems(self._forked, self.branch_policy) if plan.branch else []
-
-    async def _open_gateway(self) -> None:
-        """Open the gateway of an agent, at the first call."""
-        async with self._opening:
-            if not is_agent(self.step) or self._gateway is not None:
-                return
-            settings = agent_settings(self.step)
-            control: ControlPlane | None = getattr(self.step, "control", None)
-            gateway = Gateway(host=settings.host, port=settings.port, model=MODEL, control=control)
-            self._gateway = await gateway.__aenter__()
-            if control is not None:
-                control.log_address(self._gateway.url)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of rollouts and tools since the last call."""
@@ -261,10 +245,8 @@ class RolloutWorker:
         return {name: runner.take_stats() for name, runner in self.tools.items()}
 
     async def close(self) -> None:
-        if self._gateway is not None:
-            await self._gateway.__aexit__()
-        if is_agent(self.step):
-            await close_component(self.step, "the agent")
+        if self._agent is not None:
+            await self._agent.close()
         for runner in self.tools.values():
             await runner.close()
 
