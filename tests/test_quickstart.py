@@ -13,17 +13,27 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from ramet import ToolCall
+from ramet import Rollout, ToolCall
+from ramet.components.prompts import call_problems
+from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.rollout.config import TagsConfig
+from ramet.models.encoder import Encoder
+from ramet.models.tiny import make_tokenizer
+from ramet.rollout.agents.function import FunctionAgent
+from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.config import FunctionConfig, TagsConfig
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.steps.tags import Tags
+from ramet.rollout.worker import RolloutWorker
 from ramet.runs.lock import RunLock
 from ramet.runs.manifest import Attempt, Manifest, write_manifest
+from ramet.testing.doubles import ScriptedEngine
 from ramet_tools_bing import SearchConfig, SearchTool
 from ramet_tools_bing.corpus import Corpus
 
@@ -138,6 +148,52 @@ def test_held_out_questions_and_corpora_are_the_same_for_every_seed_and_the_othe
     assert same == {
         "test.jsonl": True, "corpus.jsonl": True, "permuted.jsonl": True, "rl.jsonl": False, "sft.jsonl": False
     }  # fmt: skip
+
+
+def test_a_trace_for_the_agent_is_what_its_program_and_the_template_would_write(load, tmp_path: Path) -> None:
+    """The real program of the quickstart, whose policy writes what the trace's assistant does."""
+    pytest.importorskip("agents", reason="openai-agents is not installed")
+    agent, pages = load("agent"), load("search").make_pages()
+    agent.write(tmp_path, None, 5, 1)
+    tokenizer = make_tokenizer(agent.KIND.sizes["tags"], agent.CHAT_TEMPLATE)
+    encoder, task = Encoder(tokenizer), load("search").question(pages, next(iter(pages)))
+    assert call_problems(encoder) == []
+    by_calls = {
+        sum("tool_calls" in m for m in trace): trace
+        for trace in (agent.trace(pages, task, Random(n)) for n in range(20))
+    }
+    said = [message for message in by_calls[2] if message["role"] == "assistant"]
+
+    async def play() -> Rollout:
+        worker = RolloutWorker(
+            engine=ScriptedEngine(lambda task, path, turn: reply(said[turn]), encoder),
+            encoder=encoder,
+            step=FunctionAgent(
+                FunctionConfig(
+                    function=f"{SCRIPT / 'openai_agent.py'}:run", arguments={"pages": str(tmp_path / "pages.json")}
+                )
+            ),
+            branch_policy=NoBranching(),
+            tools={},
+            config=RolloutConfig(group_size=1),
+            system_prompt=SystemPrompt.NEVER,
+            seed=1,
+            deterministic=False,
+        )
+        try:
+            return (await worker.run(RolloutRequest(tasks=[task], step=1)))[0].rollouts[0]
+        finally:
+            await worker.close()
+
+    def reply(message: dict[str, Any]) -> str:
+        shown = tokenizer.apply_chat_template([message], tokenize=False)
+        return shown.removeprefix("<|assistant|>").removesuffix("<|end|>")
+
+    rollout = asyncio.run(play())
+    assert rollout.valid and rollout.answer == task.answer[0] and set(by_calls) == {1, 2}
+    ids = [token for segment in rollout.segments for token in segment.token_ids]
+    assert ids == list(encoder.markup(tokenizer.apply_chat_template(by_calls[2], tools=[agent.TOOL], tokenize=False)))
+    assert [call.text for call in rollout.tool_calls] == [m["content"] for m in by_calls[2] if m["role"] == "tool"]
 
 
 def metrics(run: Path, steps: list[tuple[float, float]]) -> None:
