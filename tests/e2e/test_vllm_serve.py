@@ -211,6 +211,43 @@ def test_an_evaluation_records_the_tokens_of_the_server_and_is_replayed(
             assert torch.tensor(sampled.logprobs).sub(expected).abs().max() < 1e-3
 
 
+AGENT = """
+from openai import AsyncOpenAI
+
+async def run(task, ctx):
+    async with AsyncOpenAI(base_url=ctx.base_url, api_key=ctx.key) as policy:
+        messages = [{"role": "user", "content": task.question}]
+        for _ in range(2):
+            reply = await policy.chat.completions.create(model=ctx.model, messages=messages, max_tokens=12)
+            messages += [{"role": "assistant", "content": reply.choices[0].message.content}]
+            messages += [{"role": "user", "content": "again"}]
+        return messages[-2]["content"] + "."
+"""
+
+
+@needs_benchmarks
+def test_an_agent_is_evaluated_with_a_remote_model_behind_the_gateway(served: Served, tmp_path: Path) -> None:
+    """With a server that tells token ids, the record of the agent's turns is exact."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    step = ["rollout_step=function", f"rollout_step.params.function={tmp_path / 'agent.py'}:run", "tools=[]"]
+    keys = [key for key in overrides(served.model, tmp_path, served.url) if not key.startswith("rollout_step")]
+    found = run(compose([*keys, *step, "rollout.max_response_tokens=100"], job="eval"))
+    body = read_results(found.file)
+    model = AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
+    rollouts = [one.rollout for _, record in read_rollouts(found.file, body) for one in record.group.rollouts]
+    assert len(rollouts) == 6 and all(rollout.valid and rollout.answer for rollout in rollouts)
+    for rollout in rollouts:
+        sampled = [segment for segment in rollout.segments if segment.is_sampled]
+        assert len(sampled) == 2
+        for thread in rollout.threads:
+            before = array("i")
+            for segment in thread.segments:
+                if segment.is_sampled and segment in thread.own:
+                    expected = logprobs(model, before, segment.token_ids)
+                    assert torch.tensor(segment.logprobs).sub(expected).abs().max() < 1e-3
+                before += segment.token_ids
+
+
 def overrides(model: Path, root: Path, url: str) -> list[str]:
     return [
         f"model.path={model}", f"run.root={root}", "run.name=measured", "engine=openai",

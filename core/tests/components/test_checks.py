@@ -80,6 +80,21 @@ def test_a_need_that_is_not_served_is_refused(offer: Offer, section: str, needs:
     assert problems(f"{section}=mine") == [problem]
 
 
+def test_what_an_agent_cannot_be_combined_with_is_refused(offer: Offer, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("async def run(task, ctx): ...")
+    offer("advantage", needs=frozenset())
+    asked = [
+        "rollout_step=function", f"rollout_step.params.function={tmp_path / 'agent.py'}:run", "advantage=mine",
+        "tools=[from_row]", "rollout_step.params.port=8123", "cluster=ray", "cluster.rollout_workers=2", "rewards=[]",
+    ]  # fmt: skip
+    config = compose(["model.path=model", "engine=torch", *asked], job="train").config
+    found = check_components(Components(config), config, training=True)
+    assert [problem.partition(":")[0] for problem in found] == [
+        "tools=[from_row]", "rollout_step.params.port=8123", "advantage=mine"
+    ]  # fmt: skip
+    assert "reads_threads = True" in found[-1]
+
+
 @pytest.mark.parametrize("needs", [Need.ENTROPY, [Need.ENTROPY], "entropy"])
 def test_needs_that_are_not_a_set_are_named(offer: Offer, needs: object) -> None:
     offer("advantage", needs=needs)

@@ -71,7 +71,13 @@ def _agent_problems(components: Components, config: Config, *, training: bool) -
             f"tools=[{','.join(config.tools)}]: {name} is an agent, which calls its own tools; set tools=[], and offer "
             "these to it with `ramet tool serve`"
         )
-    if agent_settings(components.step).on_crash == "mask":
+    settings = agent_settings(components.step)
+    if settings.port and config.cluster.rollout_workers > 1:
+        yield (
+            f"rollout_step.params.port={settings.port}: the gateways of cluster.rollout_workers="
+            f"{config.cluster.rollout_workers} would all listen there; set 0, and each takes a free port"
+        )
+    if settings.on_crash == "mask":
         logger.warning(
             "%s: with on_crash=mask a policy can avoid bad rewards by crashing its agent; watch step/agent_crashed",
             name,
