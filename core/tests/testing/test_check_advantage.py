@@ -71,6 +71,23 @@ class ByNodeNumber(GroupMean):
         return AdvantageOutput(advantages=batch.node_ids.float() * batch.mask)
 
 
+class ByGroup(WithEntropy):
+    scope = "group"
+
+
+class OverAllGroups(GroupMean):
+    """Relative to the mean of the step."""
+
+    scope = "group"
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=(batch.rewards - batch.rewards.mean())[:, None] * batch.mask)
+
+
+class OtherScope(GroupMean):
+    scope = "task"
+
+
 class WithoutTurnRewards(GroupMean):
     """Takes the NaN of turns that gave nothing for a reward."""
 
@@ -138,7 +155,7 @@ class BareTensor(GroupMean):
         return group_mean(batch)[:, None] * batch.mask
 
 
-@pytest.mark.parametrize("good", [GroupMean, WithEntropy, PrefixMean])
+@pytest.mark.parametrize("good", [GroupMean, WithEntropy, PrefixMean, ByGroup])
 def test_a_good_estimator_passes(good: type) -> None:
     check_advantage(good())
 
@@ -152,6 +169,8 @@ def test_a_good_estimator_passes(good: type) -> None:
         (ByPosition, "the rows' order"),
         (ByGroupNumber, "the numbers in group_ids"),
         (ByNodeNumber, "the numbers in node_ids"),
+        (OverAllGroups, 'scope is "group", and the other groups change the advantages'),
+        (OtherScope, "scope is 'task'"),
         (WithoutTurnRewards, "advantages is not finite"),
         (Undeclared, "`needs` does not name them.*entropies"),
         (ReadsMasked, "outside the mask change"),

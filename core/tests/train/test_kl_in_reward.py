@@ -24,7 +24,7 @@ from ramet.algorithms.advantages.rloo import Rloo
 from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.algorithms.advantages.treerl import TreeRl
 from ramet.policy.batching.rows import Row
-from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.testing.batches import root_row
 from ramet.train.learning import estimate
 
@@ -79,7 +79,8 @@ def advantages_of(name: str, rows: list[Row], logprobs: Tensor, reference: Tenso
         values=[np.zeros(2, np.float32) for _ in rows],
         kl_coef=coef,
     )
-    return estimate(ESTIMATORS[name](), step, greedy_rewards=[1.0] * len(rows), kl_in_reward=True).advantages
+    batch, _ = estimate(ESTIMATORS[name](), step, greedy_rewards=[1.0] * len(rows), kl_in_reward=True)
+    return padded(batch.advantages, torch.float32, 0)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ramet.errors import PluginError
 from ramet.policy.batching.rows import rows_of
-from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import answered_rollout
@@ -170,7 +170,8 @@ def test_an_estimator_sees_it_whichever_way_the_rollouts_came(
     way: Callable[[ScoredGroup, Path], ScoredGroup],
 ) -> None:
     rows = rows_of([way(group, tmp_path)])
-    assert estimate(estimator(), pickle.loads(pickle.dumps(TrainBatch(rows=rows)))).advantages.tolist() == expected
+    batch, _ = estimate(estimator(), pickle.loads(pickle.dumps(TrainBatch(rows=rows))))
+    assert padded(batch.advantages, torch.float32, 0).tolist() == expected
 
 
 def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -> None:
@@ -199,6 +200,36 @@ def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -
         looks = Looks(*needs)
         estimate(looks, step, greedy_rewards=[0.0] * len(rows))
         assert looks.seen == {fields[need] for need in needs}
+
+
+def test_an_estimator_by_group_is_given_one_group_at_once_without_the_padding_of_others() -> None:
+    class Looks(Plain):
+        scope: Literal["batch", "group"] = "group"
+
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, ...]] = []
+
+        def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+            self.seen.append(tuple(batch.mask.shape))
+            return replace(super().__call__(batch), metrics={"rows": float(len(batch.rewards))})
+
+    groups = []
+    for name, texts in (("a", ["1", "22"]), ("b", ["4444", "55", "6"])):
+        task = Task(id=name, prompt=user_prompt(name), answer=("2",))
+        rollouts = [replace(answered_rollout(task, text), id=str(i)) for i, text in enumerate(texts)]
+        groups.append(
+            ScoredGroup(
+                task=task, rollouts=tuple(ScoredRollout(rollout=r, reward=float(i)) for i, r in enumerate(rollouts))
+            )
+        )
+    step = TrainBatch(rows=rows_of(groups))
+    looks = Looks()
+    batch, metrics = estimate(looks, step)
+    lengths = [len(row.response_ids) for row in step.rows]
+    assert looks.seen == [(2, max(lengths[:2])), (3, max(lengths[2:]))]
+    assert metrics == {"rows": (2 * 2 + 3 * 3) / 5}
+    at_once, _ = estimate(Plain(), step)
+    assert [a.tolist() for a in batch.advantages] == [a.tolist() for a in at_once.advantages]
 
 
 class Outside:

@@ -23,7 +23,7 @@ from ramet.rollout.branching.decisions import ask
 from ramet.rollout.method import rollout_method
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
-from ramet.types.algorithm import MIN_GROUP
+from ramet.types.algorithm import MIN_GROUP, SCOPES
 from ramet.types.branch import policy_needs
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,8 @@ def _group_size(components: Components, config: Config) -> Iterator[str]:
     size, least = config.rollout.group_size, getattr(components.advantage, "min_group", MIN_GROUP)
     if isinstance(least, bool) or not isinstance(least, int) or least < 1:
         raise PluginError(f"{origin(components.advantage)}: min_group is {least!r:.80}: give a number of at least 1")
+    if (scope := getattr(components.advantage, "scope", "batch")) not in SCOPES:
+        raise PluginError(f"{origin(components.advantage)}: scope is {scope!r:.80}: one of {', '.join(SCOPES)}")
     if size < least:
         yield (
             f"rollout.group_size={size}: must be at least {least}, since advantage={config.advantage.name} compares "

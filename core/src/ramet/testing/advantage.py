@@ -13,6 +13,7 @@ from ramet.testing.batches import tiny_batch
 from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_needs, expect_none
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput
+from ramet.types.algorithm import SCOPES
 
 POISON = 7.0
 
@@ -22,9 +23,9 @@ def check_advantage(estimator: AdvantageEstimator) -> None:
     """Raise `AssertionError` unless the estimator keeps the contract.
 
     Shape, type, no gradient, finite, zero outside the mask, also where all rewards are equal. The same numbers whatever
-    the order of the rows, the numbers of groups, nodes and states, the padding and the values outside the mask. Inputs
-    that `needs` does not name are absent. The batch stays unchanged. Once without token rewards, turn rewards and
-    states, once with them.
+    the order of the rows, the numbers of groups, nodes and states, the padding and the values outside the mask. With
+    `scope="group"` the same numbers without the other groups, too. Inputs that `needs` does not name are absent. The
+    batch stays unchanged. Once without token rewards, turn rewards and states, once with them.
     """
     needs = expect_needs(estimator)
     for seed, extra in ((0, False), (1, True)):
@@ -32,6 +33,7 @@ def check_advantage(estimator: AdvantageEstimator) -> None:
         output = _call(estimator, batch)
         _check_output(output, batch)
         _check_invariance(estimator, batch, output.advantages)
+        _check_scope(estimator, batch, output)
     flat = replace(tiny_batch(0, needs), rewards=torch.ones(len(batch.rewards)))
     _check_output(_call(estimator, flat), flat)
 
@@ -54,7 +56,7 @@ def _check_output(output: AdvantageOutput, batch: AdvantageInputs) -> None:
 
 def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, advantages: Tensor) -> None:
     order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(0))
-    permuted = _call(estimator, _permuted(batch, order)).advantages
+    permuted = _call(estimator, _rows_of(batch, order)).advantages
     expect(
         torch.allclose(permuted, advantages[order], atol=1e-5),
         "the rows' order changes the advantages: use group_ids and parent, never a row's position",
@@ -86,13 +88,31 @@ def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, adv
     )
 
 
+def _check_scope(estimator: AdvantageEstimator, batch: AdvantageInputs, output: AdvantageOutput) -> None:
+    scope = getattr(estimator, "scope", "batch")
+    expect(scope in SCOPES, f"scope is {scope!r}: {' or '.join(map(repr, SCOPES))}")
+    if scope == "batch":
+        return
+    for group in torch.unique(batch.group_ids):
+        rows = (batch.group_ids == group).nonzero().squeeze(1)
+        own = _call(estimator, _rows_of(batch, rows))
+        for name in ("advantages", "returns", "weights"):
+            given, whole = getattr(own, name), getattr(output, name)
+            expect((given is None) == (whole is None), f"gives {name} for some groups only")
+            expect(
+                given is None or torch.allclose(given, whole[rows], atol=1e-5),
+                f'scope is "group", and the other groups change the {name}: leave scope out',
+            )
+
+
 def _tensors(batch: AdvantageInputs) -> dict[str, Tensor]:
     named: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch)}
     named |= {f"reward_parts[{name!r}]": part for name, part in batch.reward_parts.items()}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
-def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
+def _rows_of(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
+    """Return these rows in this order; a parent that is not among them is left out."""
     moved: dict[str, Any] = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
@@ -102,7 +122,8 @@ def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
             moved[field.name] = [value[i] for i in order.tolist()]
         elif value is not None:
             moved[field.name] = value[order]
-    new_row = torch.argsort(order)
+    new_row = torch.full((len(batch.rewards),), -1)
+    new_row[order] = torch.arange(len(order))
     moved["parent"] = torch.where(moved["parent"] >= 0, new_row[moved["parent"].clamp(min=0)], -1)
     return replace(batch, **moved)
 

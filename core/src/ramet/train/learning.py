@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ramet.plugins import origin
 from ramet.plugins.output_checks import advantage_problem
 from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.policy.batching.rows import Floats, Row, row_metrics, rows_of
+from ramet.policy.batching.shared import groups_of
 from ramet.policy.batching.threads import Threads
 from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.policy.objective import unchanged
@@ -141,14 +143,13 @@ class Learner:
         clock.lap("logprobs")
         batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference, values=values, kl_coef=self._kl.coef)
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
-        output = estimate(self._estimator, batch, greedy_rewards=baselines, kl_in_reward=self._kl_in_reward)
-        if values is not None and output.returns is None:
+        learned, metrics = estimate(self._estimator, batch, greedy_rewards=baselines, kl_in_reward=self._kl_in_reward)
+        if values is not None and learned.returns is None:
             raise PluginError(
                 f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
                 "trained on them"
             )
-        learned = batch.with_advantages(output.advantages, returns=output.returns, weights=output.weights)
-        return learned, dict(output.metrics)
+        return learned, metrics
 
     def _policy_learns(self, step: int) -> bool:
         """Whether the critic is warm, if there is one."""
@@ -172,14 +173,40 @@ def estimate(
     *,
     greedy_rewards: Sequence[float] | None = None,
     kl_in_reward: bool = False,
-) -> AdvantageOutput:
-    """Return advantages `[N, T]` of the step's rows. The estimator sees what its `needs` name of what the step has.
+) -> tuple[TrainBatch, dict[str, float]]:
+    """Return the step's rows with their advantages, and the estimator's metrics. It sees what its `needs` name of what
+    the step has, at once or by group (`scope`).
 
     `kl_in_reward`: tokens lose `step.kl_coef` times their KL to the reference. A `discounted` estimator has that among
     its token rewards. For any other, the KL part is added to the estimator's output. Otherwise statistics of a group
     (such as the division by its standard deviation) would turn the noise of a small KL into advantages of full size.
     Raises `PluginError` if the estimator breaks the contract.
     """
+    by_group = getattr(estimator, "scope", "batch") == "group"  # may be left out
+    parts = groups_of(step.rows) if by_group else [list(range(len(step.rows)))]
+    learned, metrics = [], defaultdict[str, list[tuple[float, int]]](list)
+    for indices in parts:
+        part = step.part(indices) if by_group else step
+        greedy = None if greedy_rewards is None else [greedy_rewards[i] for i in indices]
+        output = _estimate(estimator, part, greedy, kl_in_reward)
+        learned.append(part.with_advantages(output.advantages, returns=output.returns, weights=output.weights))
+        for name, value in output.metrics.items():
+            metrics[name].append((float(value), len(indices)))
+    batch = step.with_parts(parts, learned) if by_group else learned[0]
+    return batch, {name: _mean_of_rows(values) for name, values in metrics.items()}
+
+
+def _mean_of_rows(values: Sequence[tuple[float, int]]) -> float:
+    """Return the mean of values of groups by their numbers of rows."""
+    if len(values) == 1:
+        return values[0][0]
+    return sum(value * n for value, n in values) / sum(n for _, n in values)
+
+
+def _estimate(
+    estimator: AdvantageEstimator, step: TrainBatch, greedy_rewards: Sequence[float] | None, kl_in_reward: bool
+) -> AdvantageOutput:
+    """Return checked advantages `[N, T]` of all rows of `step`, which may be one group's."""
     name = f"advantage estimator {origin(estimator)}"
     batch = step.advantage_inputs(estimator.needs, greedy_rewards)
     penalty = None

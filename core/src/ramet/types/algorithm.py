@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ramet.types.rollout import StopReason
 
@@ -32,6 +32,7 @@ class Need(StrEnum):
     PREFIXES = "prefixes"  # branch policies: stored prefixes of earlier steps, for `StartFrom`
 
 
+SCOPES = ("batch", "group")  # of an estimator: what it is called with
 MIN_GROUP = 2  # valid rollouts of a group, unless the estimator says otherwise (`min_group`)
 
 
@@ -93,7 +94,7 @@ class CriticOptions:
 
 
 class AdvantageEstimator(Protocol):
-    """Hook 3. Called once per step on the complete batch, without gradients.
+    """Hook 3. Called once per step on the complete batch, or once per group (`scope`), without gradients.
 
     Optional: `min_group: int`, the valid rollouts that a group needs; groups with fewer are left out. Default 2: a
     single rollout has nothing to be compared with. 1: the baseline is not the group.
@@ -101,11 +102,15 @@ class AdvantageEstimator(Protocol):
     gets the KL of `train.kl_estimator=k1-reward` among `token_rewards`. Otherwise, or left out, the core adds the
     KL's part to the advantages that it returns. `reads_threads`: it takes rows with several threads
     (`AdvantageInputs.thread_ids`) for what they are; without it a run with an agent, which can have them, is refused.
+    `scope`: "group" if the advantages of a group depend on that group only. Then it is called once for each group,
+    which is padded to its own longest response, and its metrics are averaged over the groups by their rows. The
+    padded inputs of a complete step of long rollouts take tens of gigabytes. Default "batch".
     """
 
     needs: frozenset[Need]
     discounted: bool = False
     reads_threads: bool = False
+    scope: Literal["batch", "group"] = "batch"
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput: ...
 

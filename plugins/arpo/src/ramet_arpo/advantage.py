@@ -12,6 +12,8 @@ the loss, its KL and entropy terms and its denominators. `one` trains as if a sh
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ class ArpoAdvantage:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __init__(self, config: ArpoAdvantageConfig) -> None:
         self.config = config

@@ -19,6 +19,7 @@ Shapes: N rollouts, K turns, T response tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Gigpo:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __init__(self, config: GigpoConfig) -> None:
         self.config = config

@@ -7,6 +7,8 @@ Forks are ordinary members of their group (the ARPO paper's "soft" attribution).
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ramet.algorithms.advantages.config import GrpoConfig
 from ramet.algorithms.advantages.groups import over_tokens, without_spread
 from ramet.helpers.group_scores import group_statistics, rollout_scores
@@ -18,6 +20,7 @@ class Grpo:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __init__(self, config: GrpoConfig) -> None:
         self.config = config

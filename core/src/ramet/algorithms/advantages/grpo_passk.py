@@ -8,6 +8,8 @@ best score would be the second. In a tie for the best no rollout gets an advanta
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from ramet.algorithms.advantages.config import GrpoPasskConfig
@@ -21,6 +23,7 @@ class GrpoPassk:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __init__(self, config: GrpoPasskConfig) -> None:
         self.config = config

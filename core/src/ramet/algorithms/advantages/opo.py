@@ -5,6 +5,8 @@ A_i = s_i - sum_j L_j s_j / sum_j L_j        L_j: sampled tokens of rollout j, o
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from ramet.algorithms.advantages.groups import group_sums, over_tokens, without_spread
@@ -17,6 +19,7 @@ class Opo:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores, lengths = rollout_scores(batch), batch.mask.sum(1).double()

@@ -8,6 +8,8 @@ out.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ramet.helpers.group_scores import rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
@@ -17,6 +19,7 @@ class Remax:
 
     needs: frozenset[Need] = frozenset({Need.GREEDY_ROLLOUT})
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
     min_group = 1  # the baseline is not the group's
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:

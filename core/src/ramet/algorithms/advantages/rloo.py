@@ -5,6 +5,8 @@ A_i = s_i - mean_{j != i} s_j = n / (n - 1) (s_i - mean)
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from ramet.algorithms.advantages.groups import over_tokens, without_spread
@@ -17,6 +19,7 @@ class Rloo:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)

@@ -8,6 +8,8 @@ the group is a single tree both parts are equal.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from ramet.algorithms.advantages.config import TreeGrpoConfig
@@ -22,6 +24,7 @@ class TreeGrpo:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __init__(self, config: TreeGrpoConfig) -> None:
         self.config = config

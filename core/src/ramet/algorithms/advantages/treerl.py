@@ -10,6 +10,8 @@ so any branch policy may have grown the tree.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ class TreeRl:
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
+    scope: Literal["batch", "group"] = "group"
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)

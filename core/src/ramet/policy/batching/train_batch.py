@@ -82,6 +82,31 @@ class TrainBatch:
             weights=None if weights is None else self._unpadded(weights),
         )
 
+    def part(self, indices: Sequence[int]) -> TrainBatch:
+        """Return the batch of these rows, whose parents are among them."""
+        place = {index: i for i, index in enumerate(indices)}
+        rows = [replace(self.rows[i], parent=place.get(self.rows[i].parent, -1)) for i in indices]
+        given = {name: values for name in PER_TOKEN if (values := getattr(self, name))}
+        cut: dict[str, Any] = {name: [values[i] for i in indices] for name, values in given.items()}
+        return replace(self, rows=rows, **cut)
+
+    def with_parts(self, parts: Sequence[Sequence[int]], batches: Sequence[TrainBatch]) -> TrainBatch:
+        """Add what an estimator gave for `parts` of the rows, which are all rows together. A part without weights has
+        weights of 1.
+        """
+        place = {index: (number, i) for number, part in enumerate(parts) for i, index in enumerate(part)}
+        places = [place[index] for index in range(len(self.rows))]
+        weights = [
+            batch.weights or [np.ones(len(row.response_ids), np.float32) for row in batch.rows] for batch in batches
+        ]
+        returns = [batch.returns for batch in batches if batch.returns is not None]
+        return replace(
+            self,
+            advantages=[batches[number].advantages[i] for number, i in places],
+            returns=[returns[number][i] for number, i in places] if len(returns) == len(batches) else None,
+            weights=[weights[number][i] for number, i in places] if any(batch.weights for batch in batches) else None,
+        )
+
     def by_thread(self) -> TrainBatch:
         """Return the batch whose rows are threads; itself where every rollout has one."""
         threads = Threads.of(self.rows)
