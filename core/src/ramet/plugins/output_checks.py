@@ -54,9 +54,9 @@ def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
         tensor = getattr(output, name)
         if (tensor is not None or name == "advantages") and (problem := _tensor_problem(name, tensor, batch.mask)):
             return problem
-    if output.weights is not None and bool((output.weights[batch.mask] < 0).any()):
+    if output.weights is not None and bool(((output.weights < 0) & batch.mask).any()):
         return "weights are negative: a token counts 0 or more"
-    if bool((output.advantages[~batch.mask] != 0).any()):
+    if bool(((output.advantages != 0) & ~batch.mask).any()):
         return "advantages are not zero outside the mask: multiply by the mask at the end"
     for name, value in output.metrics.items():
         if not isinstance(name, str):
@@ -83,7 +83,7 @@ def _tensor_problem(name: str, tensor: Any, mask: Any) -> str | None:
         return f"{name} is {tensor.dtype}: return float32"
     if tensor.requires_grad:
         return f"{name} carries a gradient: detach it"
-    if not bool(tensor[mask].isfinite().all()):
+    if not bool((tensor.isfinite() | ~mask).all()):
         return f"{name} is not finite: guard divisions (std may be 0)"
     return None
 
