@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ramet.report.data import stored_config
-from ramet.report.rollouts import RecordedFile, recorded_files
 from ramet.report.tree import TOKEN_TEXTS, TOKENIZER, TokenizerSplitter
 from ramet.rollout.record import read_records
+from ramet.rollout.record_files import RecordedFile, recorded_files
 
 OUT = Path(__file__).resolve().parents[1] / "core/src/ramet/demo/quickstart_smollm2"
 COPIED = ("metrics.jsonl", "config.yaml", "overrides.txt")

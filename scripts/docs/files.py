@@ -16,7 +16,8 @@ FILES = {
     "LOCK": ("all", "`host`, `pid` and `started` of the process that works on the run; empty when none does", "JSON"),
     "rollouts/": (
         "train",
-        "`step_000012.jsonl.gz` of a step, `valid_000012.jsonl.gz` of a validation: [records](../records.md)",
+        "`step_000012.jsonl.gz` of a step (with `cluster=ray` the folder `step_000012/`), `valid_000012.jsonl.gz` of a "
+        "validation: [records](../records.md)",
         "`ramet.api.rollouts`",
     ),
     "checkpoints/": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import logging
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ramet.rollout.record import read_records, record_line
+from ramet.train.recording import record_path
 
 pytest.importorskip("ray")
 
@@ -61,13 +63,18 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+def recorded(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The groups of a step as they are written, whichever form the record has."""
+    return [json.loads(record_line(record)) for record in read_records(record_path(folder, step))]
+
+
 def outcome(folder: Path) -> dict[str, Any]:
     """What training made: token ids, rewards and advantages of all steps, metrics, weights."""
     return {
         "rollouts": [
             (group["segments"], [(r["id"], r["segments"], r["reward"], r["advantages"]) for r in group["rollouts"]])
             for step in range(1, STEPS + 1)
-            for group in map(json.loads, gzip.open(folder / f"rollouts/step_{step:06d}.jsonl.gz", "rt"))
+            for group in recorded(folder, step)
         ],
         "metrics": metrics(folder),
         "weights": hashlib.sha256((folder / "model/model.safetensors").read_bytes()).hexdigest(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
 import pytest
+
+from ramet.rollout.record import read_records
+from ramet.train.recording import record_path
 
 pytest.importorskip("ray")
 pytest.importorskip("ramet_release")
@@ -26,6 +28,5 @@ def test_two_steps_are_trained_by_two_workers(ramet, workspace, tmp_path: Path) 
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["train/grad_norm"] > 0 and line["rollout/filled_per_group"] > 0 for line in lines)
     for step in (1, 2):
-        with gzip.open(tmp_path / f"release/rollouts/step_{step:06d}.jsonl.gz", "rt") as groups:
-            sizes = [len(json.loads(group)["rollouts"]) for group in groups]
+        sizes = [len(record.group.rollouts) for record in read_records(record_path(tmp_path / "release", step))]
         assert sizes == [4] * 4

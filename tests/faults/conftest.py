@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import pytest
 from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
+from ramet.rollout.record import read_records, record_line
+from ramet.train.recording import record_path
 from ramet.train.training import run
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -54,8 +55,7 @@ class Workspace:
 
     def records(self, name: str, step: int) -> list[dict[str, Any]]:
         """The groups of one step as they are on disk."""
-        with gzip.open(self.runs / name / f"rollouts/step_{step:06d}.jsonl.gz", "rt") as lines:
-            return [json.loads(line) for line in lines]
+        return [json.loads(record_line(record)) for record in read_records(record_path(self.runs / name, step))]
 
     def sampled(self, name: str, step: int) -> dict[str, list[str]]:
         """Rollout -> token ids of all its segments, as they are packed on disk."""

@@ -270,7 +270,7 @@ def _record_files(run: Path, kind: str) -> list[Path]:
         rollouts_path = importlib.import_module("ramet.evaluate.files").rollouts_path
         files = [path for path in [rollouts_path(run / "results.json")] if path.is_file()]
     elif kind in ("step", "valid"):
-        recorded = importlib.import_module("ramet.report.rollouts").recorded_files(run)
+        recorded = importlib.import_module("ramet.rollout.record_files").recorded_files(run)
         files = [file.path for file in recorded if file.kind == kind]
     else:
         raise ConfigError(f"no kind of rollouts {kind!r}; allowed: step, valid, eval")

@@ -12,7 +12,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from ray import cloudpickle
 
 from ramet.cluster.counts import Counts
 from ramet.cluster.ray import health_monitor, rollout_workers, rollouts
-from ramet.cluster.ray.actor_base import Actor
+from ramet.cluster.ray.actor_base import SAVE, Actor, in_group
 from ramet.cluster.ray.actors import PolicyActor
+from ramet.cluster.ray.played_groups import PartGroup, PlayedGroups, piece
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
@@ -39,9 +41,10 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
-from ramet.rollout.record import GroupRecord
-from ramet.rollout.scoring import ScoredGroup
-from ramet.types import Group, Rollout, StopReason, Task
+from ramet.rollout.record import INDEX, GroupRecord, read_records, record_line
+from ramet.rollout.record_files import recorded_files
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout, score_of
+from ramet.types import Group, Origin, Rollout, Segment, SegmentKind, StopReason, Task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 PLAN = RolloutPlan(group_size=4)
@@ -54,6 +57,7 @@ class Stub(Actor):
         setup = self._read_setup()
         self.folder = Path(setup.config.run.root)
         self.version = 0
+        self.played = PlayedGroups()
         self._progress = lambda: RolloutProgress(total=99, done=1, forks=1, in_tools=2, tokens=500)
         logging.getLogger("ramet.stub").info("ready")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
@@ -62,7 +66,14 @@ class Stub(Actor):
         tasks, names, stored = request.tasks, request.task_names(), request.stored
         if len(tasks) > 1:
             (self.folder / f"share.{'+'.join(names)}").touch()
-        return [await self._group(task, name, stored.get(task.id)) for task, name in zip(tasks, names, strict=True)]
+        groups = [await self._group(task, name, stored.get(task.id)) for task, name in zip(tasks, names, strict=True)]
+        if request.ticket is not None:
+            self.played.keep(request.ticket, groups)
+        return groups
+
+    @in_group(SAVE)
+    def write_part(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
+        return self.played.write(path, parts)
 
     async def _group(self, task: Task, name: str, stored: GroupRecord | None) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
@@ -74,7 +85,10 @@ class Stub(Actor):
             began.rename(f"{began}.cancelled")
             raise
         stats = {"version": float(self.version), "pid": float(os.getpid()), "stored": stored.step if stored else -1.0}
-        rollout = Rollout(id="0", task=task, segments=(), stop=StopReason.END, stats=stats)
+        prompt = Segment(
+            origin=Origin.INSERTED, kind=SegmentKind.PROMPT, turn=0, text=task.id, token_ids=array("i", [1, 2])
+        )
+        rollout = Rollout(id="0", task=task, segments=(prompt,), stop=StopReason.END, stats=stats)
         return Group(task=task, rollouts=(rollout,) * 4)
 
     async def _do(self, what: str, first: bool) -> None:
@@ -242,6 +256,68 @@ def test_for_a_rollout_method_each_worker_is_given_its_share_at_once(shared, mon
     assert {path.name for path in shared.folder.glob("share.*")} == {"share.r1+r2"}
     first, *second = stats(groups[:3], "pid")
     assert second == [second[0]] * 2 and second[0] != first
+
+
+def scored(groups: Sequence[Group]) -> list[GroupRecord]:
+    """The records of groups with one rollout each, whose rewards are their places."""
+    return [
+        GroupRecord(
+            step=3,
+            group=ScoredGroup(
+                task=group.task, rollouts=(ScoredRollout(rollout=group.rollouts[0], reward=float(i), parts={"r": 1.0}),)
+            ),
+            advantages={"0": array("f", [0.5])},
+            number=10 + i,
+        )
+        for i, group in enumerate(groups)
+    ]
+
+
+def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_a_lost_one(shared, tmp_path, monkeypatch):
+    async def work(rollouts: RayRollouts) -> None:
+        asked = tasks(*(f"short-r{i}" for i in range(8)))
+        request = RolloutRequest(tasks=asked, step=3, plan=replace(PLAN, recorded=True))
+        for step, lost in ((3, False), (4, True)):
+            groups = [replace(g, rollouts=g.rollouts[:1]) for g in await rollouts.run(request)]
+            if lost:
+
+                async def call(timeout_s: float, function: Any, *arguments: Any) -> Any:
+                    raise WorkerLost("rollout worker 0 is lost")
+
+                monkeypatch.setattr(rollouts.workers.dispatcher.workers[0], "call", call)
+            await rollouts.recorder(tmp_path / f"rollouts/step_{step:06d}", scored(groups))
+            monkeypatch.undo()
+            [*_, file] = recorded_files(tmp_path)
+            assert (file.step, file.path.is_dir()) == (step, True)
+            assert sorted(path.name for path in file.path.iterdir()) == [
+                INDEX,
+                "part_000.jsonl.gz",
+                "part_001.jsonl.gz",
+            ]
+            assert list(map(record_line, read_records(file.path))) == list(map(record_line, scored(groups)))
+
+    shared.do(work)
+    assert [path.name for path in (tmp_path / "rollouts").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("ramet.cluster.ray.played_groups.PIECE", 10)
+    played, task = PlayedGroups(), Task(id="t", prompt=())
+    group = Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),))
+    played.keep(7, [group])
+    [record] = scored([group])
+    part = PartGroup(
+        ticket=7, index=0, step=3, scores={"0": score_of(record.group.rollouts[0])}, advantages=record.advantages,
+        number=10, greedy=(),
+    )  # fmt: skip
+    elsewhere = played.write(tmp_path / "not here" / "part_000.jsonl.gz", [part])
+    assert elsewhere is not None and not (tmp_path / "not here").exists()
+    fetched = b""
+    while data := piece(elsewhere, len(fetched)):
+        fetched += data
+    (tmp_path / "part.jsonl.gz").write_bytes(fetched)
+    assert list(map(record_line, read_records(tmp_path / "part.jsonl.gz"))) == [record_line(record)]
+    assert not elsewhere.parent.exists()
 
 
 def test_a_worker_gets_what_is_stored_of_its_task(shared):

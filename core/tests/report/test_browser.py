@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ramet.report.html import write_report
-from ramet.report.rollouts import recorded_files
 from ramet.rollout.record import read_records
+from ramet.rollout.record_files import recorded_files
 from ramet.tracking.jsonl import JsonlTracker
 
 pytestmark = pytest.mark.browser

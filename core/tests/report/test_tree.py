@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ramet.report.rollouts import recorded_files
 from ramet.report.tree import TokenizerSplitter, find_splitter, group_data, no_splitter
 from ramet.rollout.record import GroupRecord, read_records
+from ramet.rollout.record_files import recorded_files
 from ramet.types import Origin, Segment, SegmentKind
 
 

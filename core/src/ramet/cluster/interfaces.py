@@ -6,7 +6,7 @@ jobs import this module and `launch`, which starts them, and never one of those.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -17,11 +17,13 @@ from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
+from ramet.rollout.record import GroupRecord
 from ramet.types import Group
 
 P = ParamSpec("P")
 T = TypeVar("T")
 OnGroup = Callable[[Group], None]
+Recorder = Callable[[Path, Sequence[GroupRecord]], Awaitable[None]]
 
 
 class Rollouts(Protocol):
@@ -30,6 +32,11 @@ class Rollouts(Protocol):
     @property
     def info(self) -> EngineInfo:
         """Description of one engine; all are equal."""
+        ...
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What writes a step's record as a folder of parts, where the groups are; None: they are in this process."""
         ...
 
     def group_size(self, plan: RolloutPlan) -> int:

@@ -46,6 +46,8 @@ T = TypeVar("T")
 class LocalRollouts:
     """`ramet.cluster.interfaces.Rollouts` over one worker."""
 
+    recorder = None  # the groups are in this process
+
     def __init__(
         self,
         config: Config,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
-from ramet.rollout.record import STEP_FILE, UNREADABLE, GroupRecord, read_records
+from ramet.rollout.record import UNREADABLE, GroupRecord, read_records
+from ramet.rollout.record_files import recorded_files
 from ramet.runs.manifest import BROKEN_CONFIG, MANIFEST, read_values
 from ramet.tracking.jsonl import NAME, curves_of, evenly_spaced, read_metrics
 from ramet.types import Group, RecordedGroup, RolloutScore, StoredRun
@@ -51,8 +52,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def _groups(folder: Path) -> Iterator[RecordedGroup]:
-    named = [path for path in sorted((folder / "rollouts").glob("*")) if STEP_FILE.fullmatch(path.name)]
-    files = {kind: [path for path in named if path.name.startswith(kind)] for kind in ("step", "valid")}
+    recorded = recorded_files(folder)
+    files = {kind: [file.path for file in recorded if file.kind == kind] for kind in ("step", "valid")}
     files["eval"] = [folder / EVALUATED] if (folder / EVALUATED).is_file() else []
     chosen = [(kind, path) for kind, paths in files.items() for path in evenly_spaced(paths, FILES[kind])]
     for kind, path in chosen:

@@ -6,7 +6,6 @@ at a time, in the type of the folder: what rounding the weights to bfloat16 chan
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ramet.algorithms.logprobs import logprobs_from_logits
 from ramet.config.schema import Dtype
 from ramet.rollout.record import read_records
+from ramet.rollout.record_files import recorded_files
 from ramet.types import Rollout
 
 # The largest difference between two models of equal weights in this type; a folder that computes other numbers is off
@@ -28,7 +28,6 @@ COUNT = 4
 LONGEST = 2048  # tokens; the rest is cut off, which changes nothing before it
 RANDOM = 64  # tokens of a made-up sequence
 TEXT = "In 2026: 12,345.67 + 89 = 12434.67?\n\t  Don't  – «naïve» 日本語 🙂\r\n  <b>x</b> "
-FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Comparison:
 
 def recorded_sequences(run: Path, step: int) -> list[SampleSequence]:
     """A few rollouts of the last step up to `step` that has some; empty if the run kept none."""
-    files = {int(match[1]): path for path in (run / "rollouts").glob("*") if (match := FILE.fullmatch(path.name))}
+    files = {file.step: file.path for file in recorded_files(run) if file.kind == "step"}
     for number in sorted((number for number in files if number <= step), reverse=True):
         rollouts = (scored.rollout for record in read_records(files[number]) for scored in record.group.rollouts)
         usable = [sequence for sequence in map(_sequence, rollouts) if sequence.sampled]

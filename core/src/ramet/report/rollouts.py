@@ -17,10 +17,10 @@ from typing import Any
 from ramet.evaluate.stored import StoredEvaluation
 from ramet.report.group_counts import GroupCounts
 from ramet.report.tree import Splitter, group_data
-from ramet.rollout.record import STEP_FILE, UNREADABLE, read_records
+from ramet.rollout.record import UNREADABLE, read_records
+from ramet.rollout.record_files import FOLDER, RecordedFile, recorded_files
 
 logger = logging.getLogger(__name__)
-FOLDER = "rollouts"
 MOST_COUNTED = 200_000_000  # packed bytes of a run's records that are read only for intervals
 EVALUATION = "eval"  # kind of a group; the others are the keys of `_TITLES`
 _TITLES = {"step": "Step {step}", "valid": "Validation after step {step}"}  # kind -> how notes begin
@@ -35,29 +35,14 @@ class Steps:
     counts: GroupCounts = field(default_factory=GroupCounts)  # of steps and validations
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RecordedFile:
-    """The groups of one step, or of the validation of its weights."""
-
-    step: int
-    kind: str
-    path: Path
-
-    @property
-    def title(self) -> str:
-        return _TITLES[self.kind].format(step=self.step)
-
-
-def recorded_files(run: Path) -> list[RecordedFile]:
-    """Return the recorded files in order; a step comes before its validation."""
-    matched = ((STEP_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
-    return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in matched if match)
+def title(file: RecordedFile) -> str:
+    return _TITLES[file.kind].format(step=file.step)
 
 
 def recorded_counts(run: Path) -> GroupCounts:
     """Count all recorded groups of a run; none of too many bytes. An unreadable file is reported."""
     files, counts = recorded_files(run), GroupCounts()
-    if sum(file.path.stat().st_size for file in files) > MOST_COUNTED:
+    if sum(file.n_bytes for file in files) > MOST_COUNTED:
         logger.warning("report: the records of %s are over %d MB: no intervals are drawn", run, MOST_COUNTED // 10**6)
         return counts
     for file in files:
@@ -95,7 +80,7 @@ def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: in
             groups = ({**group_data(record, i, split), "kind": file.kind} for i, record in records)
             script, n_left = _script(groups, max_bytes, whole=bool(kept))
         except UNREADABLE as error:
-            notes.append(f"{file.title}: its rollouts could not be read ({type(error).__name__}: {error}).")
+            notes.append(f"{title(file)}: its rollouts could not be read ({type(error).__name__}: {error}).")
             continue
         if script is None:
             left_out.append(file)
@@ -104,7 +89,7 @@ def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: in
         counts.update(of_file)
         max_bytes -= len(script)
         if n_left:
-            notes.append(f"{file.title}: only its first groups are shown, {n_left} did not fit into this file.")
+            notes.append(f"{title(file)}: only its first groups are shown, {n_left} did not fit into this file.")
     scripts = [kept[index] for index in sorted(kept)]
     return Steps(scripts=scripts, notes=[*notes, *_left_out(files, left_out)], counts=counts)
 

@@ -27,7 +27,8 @@ class RolloutPlan:
     may take as long as it takes. Every rollout keeps its own deadline. `roots`: run only these of each group's
     rollouts, by number, without forks; each has the seed that it has in the complete group. `counted` False leaves
     these rollouts out of the metrics `rollout/…`: they belong to no step, or the caller counts them. `kept` False: only
-    `on_group` gets the groups and the call returns none, so that they need not all be in memory at once.
+    `on_group` gets the groups and the call returns none, so that they need not all be in memory at once. `recorded`:
+    they will be recorded as a step's, so workers in other processes keep them until then.
     """
 
     group_size: int | None = None
@@ -44,6 +45,7 @@ class RolloutPlan:
     roots: tuple[int, ...] | None = None
     counted: bool = True
     kept: bool = True
+    recorded: bool = False
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
         size = config.group_size if self.group_size is None else self.group_size
@@ -99,6 +101,7 @@ class RolloutRequest:
     stored: Mapping[str, GroupRecord] = field(default_factory=dict)
     names: Sequence[str] | None = None
     deadline_s: float | None = None
+    ticket: int | None = None  # by which a worker keeps its groups until they are recorded
 
     def task_names(self) -> list[str]:
         """The tasks' part of rollout keys. A task that is in the step twice gets different seeds: its name counts."""

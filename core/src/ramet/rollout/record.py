@@ -1,5 +1,7 @@
 """The record of a step on disk: one JSON line per group, the segment tree with everything that training used.
 
+A step is one file, or a folder of parts (`part_K.jsonl.gz`) with an index, which says the part of each group.
+
 A segment that rollouts share is written once per group and referred to by its index. Tool calls, infos and rewards of
 turns are a fork's own; earlier ones are its parent's. Those from a stored prefix are the rollout's. Token ids,
 log-probabilities, entropies and advantages are base64 of little-endian int32 and float32. Reading gives back equal
@@ -13,7 +15,6 @@ import gzip
 import itertools
 import json
 import logging
-import re
 import sys
 import zlib
 from array import array
@@ -44,7 +45,7 @@ from ramet.types import (
 )
 
 logger = logging.getLogger(__name__)
-STEP_FILE = re.compile(r"(step|valid)_(\d+)\.jsonl(\.\w+)?")  # names of the files of a step, and of a validation
+INDEX = "index.json"  # of a record in parts
 UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)  # of a broken file
 SCHEMA = 2
 # A line is a group: 16 rollouts of 32k tokens take about 10 MB. Text that repeats itself packs up to 1 : 300.
@@ -83,6 +84,9 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
     unpacks to more than a record can be.
     """
     path = Path(path)
+    if (path / INDEX).is_file():
+        yield from _read_parts(path)
+        return
     if not path.is_file():
         raise ConfigError(f"no rollout file {str(path)!r}")
     broken: str | None = None
@@ -102,6 +106,23 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
         yield record
     if broken is not None:
         logger.warning("%s (the last line; it is left out)", broken)
+
+
+def part_path(folder: Path, number: int) -> Path:
+    return folder / f"part_{number:03d}.jsonl.gz"
+
+
+def _read_parts(folder: Path) -> Iterator[GroupRecord]:
+    try:
+        parts = [int(number) for number in json.loads((folder / INDEX).read_bytes())["parts"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / INDEX}: no index of a record: {type(error).__name__}: {error}") from error
+    readers = {number: read_records(part_path(folder, number)) for number in set(parts)}
+    for group, number in enumerate(parts):
+        record = next(readers[number], None)
+        if record is None:
+            raise ConfigError(f"{part_path(folder, number)}: ends before group {group} of the step")
+        yield record
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -150,7 +150,7 @@ class Scorer:
             rollout.id: _merge(rollout, applicable, [column[i] for column in columns], leave_out=leave_out)
             for i, rollout in enumerate(valid)
         }
-        merged |= {r.id: _scored_before(r, group.scores[r.id]) for r in group.rollouts if r.id in group.scores}
+        merged |= {r.id: scored_before(r, group.scores[r.id]) for r in group.rollouts if r.id in group.scores}
         scored = tuple(merged.get(r.id, ScoredRollout(rollout=r, reward=None)) for r in group.rollouts)
         return ScoredGroup(task=group.task, rollouts=scored)
 
@@ -159,14 +159,7 @@ class Scorer:
         if not rollout.valid:
             return RolloutScore(reward=None, fault=rollout.fault, left_out=rollout.left_out)
         (scored,) = (await self.score(Group(task=rollout.task, rollouts=(rollout,)))).rollouts
-        return RolloutScore(
-            reward=scored.reward,
-            parts=scored.parts,
-            token_rewards=scored.token_rewards,
-            reasons=scored.reasons,
-            fault=scored.rollout.fault,
-            left_out=scored.rollout.left_out,
-        )
+        return score_of(scored)
 
     async def aclose(self) -> None:
         """Let rewards end their processes and connections. Exceptions are logged."""
@@ -236,7 +229,20 @@ def _asked(reward: WeightedReward, method: str, ask: Callable[[], T]) -> T:
         raise failed(error, f"reward {reward.name!r} of plugin {reward.plugin!r}", f" in {method}") from error
 
 
-def _scored_before(rollout: Rollout, score: RolloutScore) -> ScoredRollout:
+def score_of(scored: ScoredRollout) -> RolloutScore:
+    """Return all that scoring has added to a rollout."""
+    return RolloutScore(
+        reward=scored.reward,
+        parts=scored.parts,
+        token_rewards=scored.token_rewards,
+        reasons=scored.reasons,
+        fault=scored.rollout.fault,
+        left_out=scored.rollout.left_out,
+    )
+
+
+def scored_before(rollout: Rollout, score: RolloutScore) -> ScoredRollout:
+    """Return the rollout with a score of `score_of`."""
     return ScoredRollout(
         rollout=replace(rollout, fault=score.fault, left_out=score.left_out),
         reward=score.reward,

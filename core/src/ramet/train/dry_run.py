@@ -213,10 +213,11 @@ def _kept(train: TrainConfig, steps: int) -> int:
 
 def _files(config: Config, prepared: PreparedRun, run_plan: RunPlan) -> list[str]:
     last, train = prepared.total_steps, config.train
+    end = ".jsonl.gz" if config.cluster.name == "local" else "/"  # workers write parts
     kept = f"every {train.save_every} steps and the last, {train.keep_checkpoints} kept"
     return [
         *(f"{run_plan.path}/{name}" for name in records(config)),
-        f"{run_plan.path}/rollouts/step_000001.jsonl.gz … step_{last:06d}.jsonl.gz",
+        f"{run_plan.path}/rollouts/step_000001{end} … step_{last:06d}{end}",
         f"{run_plan.path}/checkpoints/step_…/ ({kept})",
         f"{run_plan.path}/model/",
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ramet.algorithms.kl_control import KL_HORIZON, KlController, kl_penalty
-from ramet.cluster.interfaces import Ranks
+from ramet.cluster.interfaces import Ranks, Recorder
 from ramet.config.schema import Config, KlEstimator, OldLogprobs
 from ramet.errors import PluginError
 from ramet.io import repeats
@@ -31,7 +31,7 @@ from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
 from ramet.train.groups import StepClock, lag_metrics
 from ramet.train.preemption import Preemption
-from ramet.train.recording import record_step
+from ramet.train.recording import check_folder, parts_path, record_step, step_records
 from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
 from ramet.types import AdvantageEstimator, AdvantageOutput, Need
@@ -54,8 +54,12 @@ class Learner:
         needs_reference: bool,
         state: TrainState,
         preemption: Preemption,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`folder` is the run's; `state` has the KL coefficient to continue with, where it follows a target."""
+        """`folder` is the run's; `state` has the KL coefficient to continue with, where it follows a target. `recorder`
+        None: the record is written in this process.
+        """
+        self._recorder = recorder
         self._config = config
         self._folder = folder
         self._ranks = ranks
@@ -94,15 +98,12 @@ class Learner:
             baseline = "" if greedy is None else " and a greedy one"
             what = "no group has two valid rollouts" if self.min_group > 1 else "no rollout is valid"
             repeats.warn(logger, what, f"step %d: {what}%s; nothing to learn from", step, baseline, by_step=True)
-            await asyncio.to_thread(record_step, self._folder, step, played, greedy=greedy)
+            await self._record(step, played, None, greedy)
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)
         clock.lap("record")
         self._preemption.check()  # the last point with the weights of the step before
-        # Not on the loop, where rollouts of the next step may be running.
-        recording = asyncio.create_task(
-            asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
-        )
+        recording = asyncio.create_task(self._record(step, played, batch, greedy))
         try:
             updated: dict[str, float] = {}
             threads = batch.by_thread()
@@ -117,6 +118,17 @@ class Learner:
         await recording  # before anything uses the new weights
         clock.lap("record")
         return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows), step)}
+
+    async def _record(
+        self, step: int, played: PlayedStep, batch: TrainBatch | None, greedy: Sequence[float | None] | None
+    ) -> None:
+        """Write the step's record, not on the loop, where rollouts of the next step may be running."""
+        if self._recorder is None:
+            await asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
+            return
+        records = await asyncio.to_thread(step_records, step, played, batch, greedy=greedy)
+        check_folder(self._folder)
+        await self._recorder(parts_path(self._folder, step), records)
 
     def _adapt_kl(self, metrics: Mapping[str, float], n_rollouts: int, step: int) -> dict[str, float]:
         """Let the KL coefficient of the next step follow its target. The metric is this step's."""

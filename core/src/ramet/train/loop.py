@@ -79,6 +79,7 @@ class Loop:
             needs_reference=run.policy.needs_reference,
             state=run.state,
             preemption=run.preemption,
+            recorder=run.backend.rollouts.recorder,
         )
         self.progress = TrainProgress(run.backend, total_steps=self.total_steps, done=run.state.step)
         self.samples = SamplePrinter(N_SAMPLES if SAMPLES in config.trackers else 0, seed=config.run.seed)
@@ -99,6 +100,7 @@ class Loop:
             branch=True,
             salt="train",
             counted=not config.train.staleness,  # a step takes some of the groups that end meanwhile
+            recorded=True,
         )
         self.step_rollouts = self._step_rollouts(run)
 

@@ -93,7 +93,7 @@ class _Source:
         raise_all(
             f"--replay: {path} is missing; the updates of {checkpoint.folder.name} follow from the records of all steps"
             for path in (record_path(folder, step) for step in range(1, checkpoint.step + 1))
-            if not path.is_file()
+            if not path.exists()
         )
         overrides = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
         return cls(folder=folder, checkpoint=checkpoint, manifest=manifest, overrides=overrides)

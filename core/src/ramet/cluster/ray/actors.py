@@ -27,6 +27,7 @@ from ramet.cluster.ray.actor_base import (
     node_address,
     use_node_interface,
 )
+from ramet.cluster.ray.played_groups import PartGroup, PlayedGroups, piece
 from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.cluster.ray.worker import ALLOCATOR, WorkerLost
@@ -71,13 +72,24 @@ class RolloutActor(Actor):
             if self.scorer is not None:
                 await self.scorer.aclose()
             raise
+        self.played = PlayedGroups()
         self._progress = self.rollouts.progress
         return self.rollouts.info
 
     async def run_groups(self, request: RolloutRequest) -> list[Group]:
         groups = await self.rollouts.run(request)
         self._check_engine(groups)
+        if request.ticket is not None:
+            self.played.keep(request.ticket, groups)
         return groups
+
+    @in_group(SAVE)
+    def write_part(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
+        return self.played.write(path, parts)
+
+    @in_group(SAVE)
+    def part_piece(self, path: Path, offset: int) -> bytes:
+        return piece(path, offset)
 
     def _check_engine(self, groups: Sequence[Group]) -> None:
         """Raise `WorkerLost` if the engine failed for good and rollouts are masked. Otherwise this worker, always idle,
