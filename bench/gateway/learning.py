@@ -49,7 +49,7 @@ def keys(way: str, data: Path) -> list[str]:
 def teach(root: Path, seed: int) -> Path:
     """The folder of one seed, with the data and a model after SFT."""
     folder = root / f"seed{seed}"
-    if (folder / "sft/model").is_dir():
+    if (folder / "sft/sft.json").is_file():  # a stopped SFT leaves its model so far, without this
         return folder
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
