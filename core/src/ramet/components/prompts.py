@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, SystemPrompt
 from ramet.errors import ConfigError, collected
-from ramet.helpers.json_calls import JsonCall, located_calls
 from ramet.plugins.component_checks import is_agent
+from ramet.rollout.gateway.calls import call_reader
 from ramet.rollout.prompts import Prompt, describes_tools, make_prompt
 from ramet.types import Message, RolloutStep, Task, TemplateFormat, ToolSchema
 
@@ -141,21 +141,15 @@ def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> l
 
 def call_problems(encoder: Encoder) -> list[str]:
     """Return a problem if the chat template teaches tool calls that the gateway does not read."""
-    name = "ramet_tool"
-    try:
-        shown = encoder.template.reply("", [{"name": name, "arguments": {"text": "x"}}])
-    except ConfigError:
-        logger.warning(
-            "model.chat_template: shows no tools and no calls, so the policy never sees an agent's tools; give a "
-            "template that does"
-        )
-        return []
-    if any(isinstance(call, JsonCall) and call.name == name for _, _, call in located_calls(shown, "auto")):
-        return []
-    return [
-        f"model.chat_template: its tool calls have a form that the gateway does not read: {shown!r:.200}; give a "
-        "template whose calls are JSON objects, as Qwen2.5's, Hermes' and Llama 3.1's are"
-    ]
+    problems: list[str] = []
+    with collected(problems):
+        call_reader(encoder)
+        if not encoder.template.describes_tools():
+            logger.warning(
+                "model.chat_template: shows no tools, so the policy never sees an agent's tools; give a template that "
+                "does"
+            )
+    return problems
 
 
 def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:

@@ -117,12 +117,12 @@ def _tagged(message: str, start: int) -> tuple[Found, int]:
     value, end = _decoded(message, start)
     close = message.find(CLOSING, start if isinstance(value, MalformedCall) else end)
     if isinstance(value, MalformedCall):
-        return _call(value, "tool_call"), len(message) if close < 0 else close
+        return checked_call(value, "tool_call"), len(message) if close < 0 else close
     if close < 0 or message[end:close].strip():
         between = "is not closed" if close < 0 else "goes on after its JSON object"
         problem = f"The tool call {between}: write {CLOSING} right after the object."
         return MalformedCall(text=problem), len(message) if close < 0 else close
-    return _call(value, "tool_call"), close
+    return checked_call(value, "tool_call"), close
 
 
 def _whole_message(message: str) -> list[Found]:
@@ -131,10 +131,10 @@ def _whole_message(message: str) -> list[Found]:
     value, end = _decoded(text, 0)
     if said == text and not _is_call(value) and not (isinstance(value, MalformedCall) and _SEEMS_A_CALL.match(text)):
         return []  # an answer
-    calls = [_call(value, "json")]
+    calls = [checked_call(value, "json")]
     while not isinstance(calls[-1], MalformedCall) and (following := _NEXT.match(text, end)) is not None:
         value, end = _decoded(text, following.end())
-        calls.append(_call(value, "json"))
+        calls.append(checked_call(value, "json"))
     return calls
 
 
@@ -159,7 +159,8 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
         return MalformedCall(text="The tool call is not valid JSON: a number or its nesting is too long."), start
 
 
-def _call(value: Any, form: str) -> Found:
+def checked_call(value: Any, form: str) -> Found:
+    """The call that a JSON value in a form is, if it can be made."""
     if isinstance(value, MalformedCall):
         return MalformedCall(text=f"{value.text} Expected: {example(form)}")
     if not isinstance(value, dict):

@@ -36,7 +36,7 @@ class ChatTemplate:
         """Raises `ConfigError` if a rendering never ends. Other faults are found where the template is used."""
         self._tokenizer = tokenizer
         self._text = text
-        self._kwargs = dict(kwargs)
+        self.kwargs = dict(kwargs)
         _check_rendering_ends(self)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool) -> str:
@@ -59,7 +59,7 @@ class ChatTemplate:
                 chat_template=self._text,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                **self._kwargs,
+                **self.kwargs,
                 **functions,
             )
         except (TemplateError, ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
@@ -150,15 +150,35 @@ class ChatTemplate:
             )
         return said
 
-    def _said(self, message: Mapping[str, Any], followers: Sequence[str]) -> str | None:
+    def content(self, text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+        """The content by which an assistant's message is shown as one with this text and these calls (`name`,
+        `arguments`). Unlike `reply` it need not follow the generation prompt, which may begin the thoughts, and
+        templates are served that take arguments as JSON text, as DeepSeek's do.
+
+        Raises `ConfigError` as `reply` does.
+        """
+        for spelled in (_unchanged, _as_json_text):
+            functions = [
+                {"type": "function", "function": {**call, "arguments": spelled(call["arguments"])}} for call in calls
+            ]
+            message = {"role": "assistant", "content": text, "tool_calls": functions}
+            for roles in (["tool"] * len(calls), []):
+                with contextlib.suppress(ConfigError):
+                    if (said := self._said(message, roles, as_content=True)) is not None:
+                        return said
+        return self.reply(text, calls)
+
+    def _said(self, message: Mapping[str, Any], followers: Sequence[str], *, as_content: bool = False) -> str | None:
         """The part of an assistant's message between the generation prompt and its end, before messages of these
-        roles; None if the template shows it otherwise, or not all of it.
+        roles; None if the template shows it otherwise, or not all of it. `as_content`: what stands in the place of
+        its content.
         """
         mark, user = "ramet-said", {"role": "user", "content": "x"}
         rest = [{"role": role, "content": "ramet-result"} for role in followers]
-        before = self._render([user], generation_prompt=True)
         plain = self._render([user, {"role": "assistant", "content": mark}, *rest], generation_prompt=False)
-        whole, end = self._render([user, message, *rest], generation_prompt=False), plain.rpartition(mark)[2]
+        start, _, end = plain.rpartition(mark)
+        before = start if as_content else self._render([user], generation_prompt=True)
+        whole = self._render([user, message, *rest], generation_prompt=False)
         said = whole.removeprefix(before).removesuffix(end)
         shown = "".join(said.split())
         wanted = [str(message["content"]), *(str(call["function"]["name"]) for call in message["tool_calls"])]
@@ -181,6 +201,14 @@ class ChatTemplate:
             if token.special and token.content.strip() and (number in ends or token.content in written)
         ]
         return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+def _unchanged(arguments: Any) -> Any:
+    return arguments
+
+
+def _as_json_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _in_json(text: str) -> str:

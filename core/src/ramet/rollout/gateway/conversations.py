@@ -103,7 +103,7 @@ class Conversations:
         if not said.calls:
             return Message(role=said.role, content=said.text)
         calls = [{"name": call.name, "arguments": call.parsed} for call in said.calls]
-        return Message(role=said.role, content=self._encoder.template.reply(said.text, calls))
+        return Message(role=said.role, content=self._encoder.template.content(said.text, calls))
 
 
 def digests_of(request: TurnRequest) -> list[Digest]:

@@ -10,15 +10,15 @@ import asyncio
 import json
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.helpers.json_calls import JsonCall, located_calls, message_place
 from ramet.rollout.completion import Versions, completion_problem, ended_at_stop, sampled_segments
+from ramet.rollout.gateway.calls import SampledMessage, SampledTurn, call_reader, read_json_calls
 from ramet.rollout.gateway.conversations import Conversations, History, digests_of
 from ramet.rollout.gateway.kept import KeptResponses
 from ramet.rollout.gateway.messages import (
@@ -207,9 +207,18 @@ class AgentSession:
         if self._ended:
             raise BadRequest("this session has ended", status=404, code="session_ended")
 
+    def _check_calls(self, request: TurnRequest) -> None:
+        """Raises `BadRequest` for tools whose calls would not be read."""
+        try:
+            if request.tools:
+                call_reader(self._encoder)
+        except ConfigError as error:
+            raise BadRequest(f"tools cannot be offered: {error}", field="tools") from error
+
     async def _reply(self, request: TurnRequest) -> TurnReply:
         self._check_open()
         request = in_call_order(request)
+        self._check_calls(request)
         digests, now = digests_of(request), time.monotonic()
         for said in request.messages:
             if said.role == "tool":
@@ -282,10 +291,11 @@ class AgentSession:
             completion = await self._complete(turn, turn.n_reserved, request.stop)
             if shared:
                 completion = ended_at_stop(completion, shared, request.stop, self._encoder)
-            text, ended = self._text(turn, completion)
+            ids, ended = self._ids(turn, completion)
+            text = self._encoder.decode(ids)
             segments = list(sampled_segments(completion, turn.number, text[len(shared) :], self._encoder))
             self.failures.pop(digest, None)
-            turn.reply = reply = self._read(request, turn, completion, text)
+            turn.reply = reply = self._read(request, turn, completion, ids, text)
         except Exception as error:
             self.failures[digest] = str(error)
             raise
@@ -300,12 +310,12 @@ class AgentSession:
             self.watch.over(turn, completion, time.perf_counter() - started)
         return reply
 
-    def _text(self, turn: SessionTurn, completion: Completion) -> tuple[str, bool]:
-        """The turn's text, what a fork began with included, and whether an end of sequence was sampled after it."""
+    def _ids(self, turn: SessionTurn, completion: Completion) -> tuple[array[int], bool]:
+        """The turn's ids without an end of sequence, what a fork began with included, and whether one was sampled."""
         ids = completion.token_ids
         ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in self._encoder.eos_ids
         given = array("i", [i for segment in turn.given for i in segment.token_ids])
-        return self._encoder.decode(given + (ids[:-1] if ended else ids)), ended
+        return given + (ids[:-1] if ended else ids), ended
 
     def _room(self, n_turns: int, n_prompt: int, n_inserted: int, request: TurnRequest, n_given: int = 0) -> int:
         """Tokens that may be sampled; of a fork, after the `n_given` that it begins with. 0: the turns that are being
@@ -364,22 +374,28 @@ class AgentSession:
             raise InfraError(f"request {request.id!r} was answered with what cannot be used: {problem}")
         return completion
 
-    def _read(self, request: TurnRequest, turn: SessionTurn, completion: Completion, text: str) -> TurnReply:
+    def _read(
+        self, request: TurnRequest, turn: SessionTurn, completion: Completion, ids: array[int], text: str
+    ) -> TurnReply:
         """The reply as a client gets it: thoughts, text and calls apart. Malformed calls stay in the text."""
-        id, calls, thoughts = f"{self.name}/{turn.number}", list[SaidCall](), ""
-        stop = completion.stop if completion.finish is FinishReason.STOP else None
+        id, stop = f"{self.name}/{turn.number}", completion.stop if completion.finish is FinishReason.STOP else None
         text = text.partition(stop)[0] if stop else text
+        message = SampledMessage(text=text)
         if request.prompt is None:
-            start, end = message_place(text)
-            message = text[start:end]
-            thoughts = f"{text[:start]}{text[end:]}".replace("<think>", "").replace("</think>", "").strip()
-            text, calls = self._calls(message, id) if request.tools else (message, [])
+            prompt = self.threads.threads[turn.thread].path[: turn.n_prompt]
+            read = call_reader(self._encoder) if request.tools else read_json_calls
+            message = read(SampledTurn(prompt=prompt, ids=ids, text=text, stop=stop), request.tools)
+            self.malformed_calls += message.n_malformed
+        calls = [
+            SaidCall(id=f"call_{short_id(id)}_{number}", name=call.name, arguments=_json(call.arguments))
+            for number, call in enumerate(message.calls)
+        ]
         return TurnReply(
             id=id,
             created=int(time.time()),
             model=request.model,
-            text=text.strip() if request.prompt is None else text,
-            thoughts=thoughts,
+            text=message.text,
+            thoughts=message.thoughts,
             calls=tuple(calls),
             finish="length" if completion.finish is FinishReason.LENGTH else "calls" if calls else "stop",
             stop=stop,
@@ -388,15 +404,6 @@ class AgentSession:
             cached_tokens=completion.cached_tokens,
         )
 
-    def _calls(self, message: str, id: str) -> tuple[str, list[SaidCall]]:
-        """The message's text without its calls, and these."""
-        text, calls, done = "", list[SaidCall](), 0
-        for start, end, found in located_calls(message, "auto"):
-            if isinstance(found, JsonCall):
-                arguments = json.dumps(found.arguments, ensure_ascii=False)
-                calls.append(SaidCall(id=f"call_{short_id(id)}_{len(calls)}", name=found.name, arguments=arguments))
-                text += message[done:start]
-                done = end
-            else:
-                self.malformed_calls += 1
-        return text + message[done:], calls
+
+def _json(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
