@@ -11,6 +11,7 @@ import pytest
 from plugins.verifiers.tests.conftest import Serve
 
 from ramet import AgentStatus, ConfigError, InfraError, Task, user_prompt
+from ramet.plugins.output_checks import agent_value_problem
 from ramet_verifiers.agent import VerifiersAgent, result_of
 from ramet_verifiers.config import VerifiersAgentConfig
 
@@ -24,12 +25,15 @@ def episode(**changes: Any) -> dict[str, Any]:
     return {**scored, **changes}
 
 
-def failed(type: str, message: str = "", began: bool = True, ended: bool = False, **changes: Any) -> dict[str, Any]:
-    error = {"type": type, "status": None, "message": message}
+def failed(
+    type: str, message: str, began: bool = True, ended: bool = False, status: int | None = None, **changes: Any
+) -> dict[str, Any]:
+    error = {"type": type, "status": status, "message": message}
     return episode(ok=False, errors=[error], reward=0, rewards={}, began=began, ended=ended, **changes)
 
 
 REFUSED = {"type": "ProviderError", "status": 400, "message": 'upstream 400: {"code": "context_length_exceeded"}'}
+GIVEN_UP = {"type": "CancelledError", "status": None, "message": ""}  # the program did not wait for the reply
 
 
 def test_a_scored_episode_is_the_rollouts_reward() -> None:
@@ -38,37 +42,73 @@ def test_a_scored_episode_is_the_rollouts_reward() -> None:
     assert result.info["verifiers"]["rewards"] == {"right": 0.5}
 
 
+CONNECTION = "openai.APIConnectionError: Connection error."
+
+
 @pytest.mark.parametrize(
-    ("report", "status"),
+    "report",
     [
-        (failed("HarnessError", "harness 'x' exited 1: KeyError: 'APITimeoutError'"), AgentStatus.FAILED),
-        (failed("ProviderError", REFUSED["message"], last_call=REFUSED), AgentStatus.DONE),  # cut at a limit
+        failed("HarnessError", "harness 'x' exited 1: KeyError: 'APITimeoutError'"),
+        failed(
+            "HarnessError", "harness 'x': ConnectError: [Errno -2] Name or service not known"
+        ),  # the policy's address
+        failed("HarnessError", f"harness 'x' exited 1: Traceback\nValueError: the policy wrote\n{CONNECTION}"),
+        failed("HarnessError", "harness 'x': APITimeoutError: Request timed out.", last_call=GIVEN_UP),
+        failed("ProviderError", 'upstream 400: {"param": "messages"}', status=400),
+        failed("SandboxError", "read '/answer.txt': No such file", ended=True),
+        failed("SandboxError", "runtime died under harness 'x' (exit 137): Killed"),
+        failed(
+            "TaskError",
+            "task Sum scoring: ValueError: could not convert string to float: 'x: ConnectError: '",
+            ended=True,
+        ),
+        failed("TaskError", "task Sum scoring: OSError: [Errno 36] File name too long: 'aaa'", ended=True),
+        failed("TaskError", "model boundary hook failed: KeyError: 'a'"),
+        failed("TaskError", "scoring timed out", ended=True),
+        failed("TimeoutError", "Sums.run() exceeded its 5s deadline (--env.timeout.episode)"),
+        episode(stop="scoring_timeout"),
+        episode(reward=math.nan, errors=[]),
     ],
 )
-def test_a_program_that_ends_with_an_error_has_neither_answer_nor_reward(
-    report: dict[str, Any], status: AgentStatus
-) -> None:
+def test_what_the_policy_can_provoke_is_a_crash_with_reward_0(report: dict[str, Any]) -> None:
     result = result_of(report)
-    assert (result.answer, result.reward, result.status) == (None, 0.0, status)
+    assert (result.answer, result.reward, result.status) == (None, 0.0, AgentStatus.FAILED)
+    assert agent_value_problem(result) is None and not result.info["verifiers"]["ok"]
+
+
+def test_a_program_that_is_cut_at_a_limit_has_not_crashed() -> None:
+    result = result_of(failed("ProviderError", REFUSED["message"], status=400, last_call=REFUSED))
+    assert (result.answer, result.reward, result.status) == (None, 0.0, AgentStatus.DONE)
+
+
+@pytest.mark.parametrize(
+    "last_call", [GIVEN_UP, {"type": "ProviderError", "status": 422, "message": "upstream 422: tools"}]
+)
+def test_a_program_that_ends_well_after_a_request_that_failed_by_its_doing_is_scored(last_call: dict[str, Any]) -> None:
+    assert result_of(episode(last_call=last_call)).reward == 0.5
 
 
 @pytest.mark.parametrize(
     "report",
     [
         failed("HarnessError", "harness setup", began=False),
-        failed("HarnessError", "a metric of the harness", ended=True),
-        failed("TaskError", "scoring", ended=True),
-        failed("SandboxError"),
+        failed("SandboxError", "runtime died under harness 'x' (exit 1): ", began=False),
+        episode(stop="setup_timeout"),
+        failed("HarnessError", "harness 'x' metric: ConnectionRefusedError: [Errno 111]", ended=True),
+        failed("TaskError", "task Sum scoring: APIConnectionError: Connection error.", ended=True),
+        failed("TaskError", "task Sum scoring: OSError: [Errno 28] No space left on device", ended=True),
+        failed("EnvError", "Sums.finalize(): ReadTimeout: ", ended=True),
+        failed("SandboxError", "prime exec failed: 503"),
         failed("HarnessError", "harness 'x': APITimeoutError: Request timed out."),
-        failed("HarnessError", "harness 'x' exited 1: Traceback\n  …\nopenai.APIConnectionError: Connection error."),
-        failed("ProviderError", 'upstream 400: {"param": "n"}'),
+        failed("InterceptionError", "harness 'x' model connection to interception failed"),
+        failed("ToolsetError", "server did not report its port"),
+        failed("ProviderError", "upstream 503: down", status=503),
+        failed("ProviderError", "upstream 401: unknown key", status=401),
         episode(last_call={"type": "ProviderError", "status": 503, "message": "down"}),
-        episode(stop="scoring_timeout"),
-        episode(reward=math.nan),
         {"ok": False, "errors": [{"type": "EnvError", "status": None, "message": "no agent"}]},
     ],
 )
-def test_other_failures_say_nothing_of_the_policy(report: dict[str, Any]) -> None:
+def test_infrastructure_says_nothing_of_the_policy(report: dict[str, Any]) -> None:
     with pytest.raises(InfraError):
         result_of(report)
 

@@ -20,7 +20,7 @@ from ramet_verifiers.agent import VerifiersAgent
 from ramet_verifiers.benchmark import VerifiersBenchmark
 from ramet_verifiers.config import VerifiersAgentConfig, VerifiersBenchmarkConfig
 
-FAULTS = ["", "", "endless", "program", "scoring", ""]
+FAULTS = ["", "", "endless", "program", "scoring", "", "fetch", "parse", "parse"]
 
 
 @pytest.fixture
@@ -43,8 +43,12 @@ def test_tasks_have_prompt_and_data_and_settings_by_split(options: dict[str, Any
 
 
 def test_episodes_of_one_worker_are_recorded_and_scored(options: dict[str, Any], serve: Serve) -> None:
-    """Runs a right answer, a wrong one, an endless program, one with a bug, and a scorer and an engine that fail."""
-    right, wrong, endless, bug, scorer, engine = tasks({**options, "arguments": {"taskset": {"faults": FAULTS}}})
+    """Runs a right answer, a wrong one, an endless program, one with a bug, a scorer and an engine that fail. Then
+    replies at which the program's tool or the scorer fails.
+    """
+    right, wrong, endless, bug, scorer, engine, *provoked = tasks(
+        {**options, "arguments": {"taskset": {"faults": FAULTS}}}
+    )
 
     async def run() -> None:
         agent = VerifiersAgent(VerifiersAgentConfig(**options))
@@ -63,6 +67,10 @@ def test_episodes_of_one_worker_are_recorded_and_scored(options: dict[str, Any],
             episode(bug, said("4")),
             episode(scorer, said("5")),
             episode(engine, lambda prompt: Reply(text="", fails="down")),
+            *(
+                episode(task, said(text))
+                for task, text in zip(provoked, ("http://127.0.0.1:1/", "not a number", "nan"), strict=True)
+            ),
             return_exceptions=True,
         )
         await agent.aclose()
@@ -72,7 +80,7 @@ def test_episodes_of_one_worker_are_recorded_and_scored(options: dict[str, Any],
 
 
 def _check(done: list[Any]) -> None:
-    (right, access), (wrong, other), (endless, _), (bug, _), scorer, engine = done
+    (right, access), (wrong, other), (endless, _), (bug, _), scorer, engine, *provoked = done
     assert right.reward == 1.5 and right.answer == "1" and right.status is AgentStatus.DONE
     assert right.info["verifiers"]["rewards"] == {"right": 1.0, "short": 0.5}
     assert wrong.reward == 0.0 and wrong.info["verifiers"]["metrics"] == {"words": 7.0}
@@ -83,6 +91,9 @@ def _check(done: list[Any]) -> None:
     assert [endless.info["verifiers"][name] for name in ("turns", "stop")] == [MAX_TURNS, "max_turns"]
     assert bug.status is AgentStatus.FAILED and bug.reward == 0.0
     assert "a bug of the program" in bug.info["verifiers"]["errors"][0]["message"]
+    for (result, _), words in zip(provoked, ("Connection refused", "could not convert", "reward is nan"), strict=True):
+        assert result.status is AgentStatus.FAILED and result.reward == 0.0
+        assert words in result.info["verifiers"]["errors"][0]["message"]
     assert isinstance(scorer, InfraError) and "the scorer's server is away" in str(scorer)
     assert isinstance(engine, InfraError) and "503" in str(engine)
 

@@ -18,12 +18,19 @@ from ramet_verifiers.process import EpisodeWorker, check
 
 KEY = "verifiers"  # in the task's metadata, and in the info of the last turn
 TOO_LONG = ("context_length_exceeded", "prompt is too long")  # how the gateway refuses a request beyond a limit
-# The last line of a program that did not reach the policy: the exception of its client, however it ended.
-UNREACHED = re.compile(
-    r"(?:harness '[^']*'(?: exited \d+)?: )?(?:\w+\.)*"
-    r"(?:APIConnectionError|APITimeoutError|Connect\w*Error|ConnectTimeout|ReadTimeout|RemoteProtocolError)\b"
+REFUSALS = (400, 413, 422)  # HTTP status of a request that makes no sense: the program or the policy wrote it
+SETUP_TIMEOUT = "setup_timeout"
+SCORING_TIMEOUTS = ("finalize_timeout", "scoring_timeout")  # ends of an episode without a complete score
+# How messages of `verifiers` begin (`boundary` in its errors.py): the place, then the type of the exception. What comes
+# after may be the policy's text, so no more of a message is read.
+PLACES = r"(?:task \w+ )?scoring|task finalize|model boundary hook failed|\w+\.\w+\(\)|harness '[^']*' metric"
+OUTAGE = re.compile(  # of a service that the environment uses, such as a judge
+    rf"(?:{PLACES}): (?:\w*Connect\w*|APITimeoutError|(?:Read|Write|Pool)Timeout|ServerTimeoutError|URLError"
+    r"|(?:Read|Write|Proxy|RemoteProtocol)Error|InternalServerError|RateLimitError|AuthenticationError"
+    r"|HTTPStatusError(?=: Server error)|OSError(?!: \[Errno )|OSError(?=: \[Errno (?:5|12|23|24|28|101|113)\])): "
 )
-UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")  # ends of an episode without a valid score
+UNREACHED = re.compile(r"harness '[^']*': (?:APIConnectionError|APITimeoutError): ")  # by the client of a model
+OF_THE_POLICY = ("read ", "runtime died ")  # sandbox errors: a file that is not as expected, a sandbox that was ended
 
 
 class VerifiersAgent:
@@ -61,33 +68,50 @@ class VerifiersAgent:
 def result_of(episode: Mapping[str, Any]) -> AgentResult:
     """The result of an episode that the worker reports. Raises `InfraError` for one that says nothing of the policy."""
     last_call = episode.get("last_call")
-    if last_call is not None and not _is_too_long(last_call):
+    if last_call is not None and _is_outage(last_call, last_call):
         raise InfraError(f"the last request of the program failed: {_words(last_call)}")
     if not episode["ok"]:
         return _without_score(episode)
-    if episode["stop"] in UNSCORED:
-        raise InfraError(f"the episode has no valid score: {episode['stop']}")
-    if not math.isfinite(episode["reward"]):
-        raise InfraError(f"the environment's reward is {episode['reward']}: it must be a finite number")
+    if episode["stop"] == SETUP_TIMEOUT:
+        raise InfraError(f"the program was not started: {SETUP_TIMEOUT}")
+    if episode["stop"] in SCORING_TIMEOUTS:
+        return _failed(episode, AgentStatus.FAILED)
+    if not math.isfinite(episode["reward"]):  # as of a scorer that reads a number in the policy's text
+        return _failed(episode, AgentStatus.FAILED, f"the environment's reward is {episode['reward']}")
     return AgentResult(answer=episode["answer"], reward=episode["reward"], info=_info(episode))
 
 
 def _without_score(episode: Mapping[str, Any]) -> AgentResult:
-    """The result of an episode that failed: a crash of the program while it ran, or the end at a limit.
+    """The result of an episode with an error: a crash, or the end at a limit.
 
-    Raises `InfraError` if another part failed: the program's installation, its connection, its tools, its scoring.
+    Raises `InfraError` if it was not the policy's doing: before the program ran nothing is, later an outage is not.
     """
-    errors = episode["errors"]
-    while_it_ran = episode.get("began", False) and not episode.get("ended", False)
-    if not while_it_ran or not all(_is_a_crash(error) or _is_too_long(error) for error in errors):
+    errors, last_call = episode["errors"], episode.get("last_call")
+    if not episode.get("began", False) or any(_is_outage(error, last_call) for error in errors):
         raise InfraError(f"the episode failed: {'; '.join(map(_words, errors)) or episode.get('stop')}")
     is_cut = any(map(_is_too_long, errors))
-    return AgentResult(reward=0.0, info=_info(episode), status=AgentStatus.DONE if is_cut else AgentStatus.FAILED)
+    return _failed(episode, AgentStatus.DONE if is_cut else AgentStatus.FAILED)
 
 
-def _is_a_crash(error: Mapping[str, Any]) -> bool:
-    last_line = error["message"].strip().rpartition("\n")[2]
-    return error["type"] == "HarnessError" and UNREACHED.match(last_line) is None
+def _is_outage(error: Mapping[str, Any], last_call: Mapping[str, Any] | None) -> bool:
+    """Whether an error after the program's start is infrastructure, by its type and place.
+
+    The program's own are not, its tools included: the policy can choose an address that nothing answers.
+    `last_call`: the error of its last request that arrived, if that failed.
+    """
+    message = error["message"]
+    match error["type"]:
+        case "ProviderError":
+            return error["status"] not in REFUSALS
+        case "SandboxError":
+            return not message.startswith(OF_THE_POLICY)
+        case "HarnessError" if UNREACHED.match(message):
+            return last_call is None  # else its request arrived, and it did not wait for the reply
+        case "HarnessError" | "TaskError" | "EnvError":
+            return OUTAGE.match(message) is not None
+        case "CancelledError" | "TimeoutError":  # it did not wait for a reply, or a deadline of the settings was over
+            return False
+    return True  # of the tool servers, of the proxy, of `verifiers` itself
 
 
 def _is_too_long(error: Mapping[str, Any]) -> bool:
@@ -96,6 +120,14 @@ def _is_too_long(error: Mapping[str, Any]) -> bool:
 
 def _words(error: Mapping[str, Any]) -> str:
     return f"{error['type']}: {error['message']}"
+
+
+def _failed(episode: Mapping[str, Any], status: AgentStatus, problem: str | None = None) -> AgentResult:
+    """A result without an answer; `problem` is what `verifiers` does not call an error."""
+    info = _info({**episode, "ok": False, "reward": 0.0, "rewards": {}, "metrics": {}})
+    if problem is not None:
+        info[KEY]["errors"] = [*episode["errors"], {"type": "ValueError", "status": None, "message": problem}]
+    return AgentResult(reward=0.0, info=info, status=status)
 
 
 def _info(episode: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Protocol
 MAX_LINE = 64 << 20  # bytes of a message
 FIRST_VERSION = (0, 4)  # of verifiers with the interface that this file uses
 MAX_TEXT = 2000  # characters of an error
+MAX_START = 500  # of them from its beginning
 NO_KEY = "RAMET_VERIFIERS_NO_KEY"  # a variable that is never set: the session's key is in the address
 
 
@@ -177,7 +178,11 @@ def report(episode: Any) -> dict[str, Any]:
 
 
 def _error(error: Any) -> dict[str, Any]:
-    return {"type": error.type, "status": error.status_code, "message": error.message[-MAX_TEXT:]}
+    """The beginning of a message says where it failed, the end what the program wrote."""
+    message = error.message
+    if len(message) > MAX_TEXT:
+        message = f"{message[:MAX_START]} … {message[MAX_START - MAX_TEXT :]}"
+    return {"type": error.type, "status": error.status_code, "message": message}
 
 
 def _messages(data: Any) -> list[dict[str, str]]:

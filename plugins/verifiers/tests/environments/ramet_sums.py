@@ -6,6 +6,7 @@ The task set has a task for each of `faults`, whose program or scoring fails as 
 from __future__ import annotations
 
 import json
+import urllib.request
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
@@ -31,6 +32,8 @@ class SumTask(vf.Task[SumData]):
     async def right(self, trace: vf.Trace) -> float:
         if self.data.description == "scoring":
             raise OSError("the scorer's server is away")
+        if self.data.description == "parse":
+            return float(trace.last_reply)
         return float(trace.last_reply.split()[-1:] == [str(self.data.total)])
 
     @vf.reward(weight=0.5)
@@ -79,6 +82,8 @@ class SumHarness(vf.Harness[SumHarnessConfig]):
             for call in said.tool_calls or ():
                 total = sum(json.loads(call.function.arguments).values())
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": str(total)})
+            if data.description == "fetch":
+                urllib.request.urlopen(said.content)
             if not said.tool_calls:
                 asked += 1
                 messages.append({"role": "user", "content": "Are you sure?"})
