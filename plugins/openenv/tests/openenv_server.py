@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -56,6 +57,10 @@ class Guess(Environment):
             time.sleep(60)
         if action.guess == 52:
             os._exit(3)
+        if action.guess == 53:
+            raise asyncio.CancelledError
+        if action.guess == 54:
+            return self.seen("?", 1e300)
         self.guesses += 1
         if action.guess == self.secret:
             return self.seen("right", 1.0, done=True)

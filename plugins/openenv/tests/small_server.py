@@ -69,6 +69,10 @@ class Guess:
             await asyncio.sleep(60)
         if guess == 52:
             os._exit(3)
+        if guess == 53:
+            raise asyncio.CancelledError
+        if guess == 54:
+            return self.seen("?", 1e300)
         self.guesses += 1
         if guess == self.secret:
             return self.seen("right", 1.0, done=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -107,8 +108,8 @@ def test_what_is_wrong_with_an_action_is_an_observation(url: str, reply: str, mi
     """And the episode continues."""
     wrong, right = play(OpenEnvStep(OpenEnvConfig(url=url, mistake_reward=-0.5)), [reply, call(guess=5)])
     assert mistake in inserted(wrong) and mistake in wrong.info["mistake"]
-    assert (wrong.stop, wrong.reward, wrong.metrics) == (None, -0.5, {"mistakes": 1.0})
-    assert (right.stop, right.reward, right.metrics) == (StopReason.DONE, 1.0, {"mistakes": 0.0})
+    assert (wrong.stop, wrong.reward, wrong.metrics) == (None, -0.5, {"mistakes": 1.0, "failed_actions": 0.0})
+    assert (right.stop, right.reward, right.metrics) == (StopReason.DONE, 1.0, {"mistakes": 0.0, "failed_actions": 0.0})
 
 
 @pytest.mark.parametrize(
@@ -127,12 +128,13 @@ def test_an_action_that_ends_the_session_ends_the_rollout_with_the_mistakes_rewa
     assert "does not accept these values" in turn.info["mistake"]
 
 
-def test_an_exception_of_the_environment_masks_unless_it_counts_as_a_mistake(url: str) -> None:
-    with pytest.raises(InfraError, match="the environment raised: boom"):
-        play(text_step(url), ["50"])
-    failed, right = play(text_step(url, failed_action="mistake"), ["50", "5"])
-    assert "The action failed: boom" in inserted(failed) and failed.reward == 0.0
+def test_an_exception_of_the_environment_is_the_actions_doing_unless_it_counts_as_infrastructure(url: str) -> None:
+    failed, right = play(text_step(url, mistake_reward=-0.5), ["50", "5"])
+    assert "The action failed: boom" in inserted(failed) and failed.reward == -0.5
+    assert failed.metrics == {"mistakes": 1.0, "failed_actions": 1.0}
     assert right.stop is StopReason.DONE
+    with pytest.raises(InfraError, match="the environment failed at an action: boom"):
+        play(text_step(url, failed_action="infra"), ["50"])
 
 
 def test_the_servers_pings_are_answered_while_the_policy_writes(url: str) -> None:
@@ -141,9 +143,36 @@ def test_the_servers_pings_are_answered_while_the_policy_writes(url: str) -> Non
     assert turn.reward == 1.0
 
 
-def test_a_server_that_does_not_answer_in_time_is_infrastructure(url: str) -> None:
-    with pytest.raises(InfraError, match=r"no reply to step within rollout_step.params.timeout_s=1$"):
-        play(text_step(url, timeout_s=1.0), ["51"])
+NO_REPLY = {"51": r"no reply to step within \S+timeout_s=1$", "53": "ended before the reply", "54": "the reward is 1e"}
+
+
+@pytest.mark.parametrize("guess", NO_REPLY)
+def test_an_action_without_a_reply_of_a_server_that_serves_ends_the_episode(url: str, guess: str) -> None:
+    [turn] = play(text_step(url, timeout_s=1.0, mistake_reward=-1.0), [guess])
+    assert (turn.stop, turn.reward, inserted(turn)) == (StopReason.DONE, -1.0, "")
+    assert re.search(NO_REPLY[guess], turn.info["mistake"]) and turn.metrics == {"mistakes": 1.0, "failed_actions": 1.0}
+    with pytest.raises(InfraError, match=NO_REPLY[guess]):
+        play(text_step(url, timeout_s=1.0, failed_action="infra"), [guess])
+
+
+def test_an_action_at_which_the_server_ends_is_infrastructure(command: Callable[..., list[str]]) -> None:
+    step = OpenEnvStep(OpenEnvConfig(command=command(), action="guess", start_timeout_s=240.0))
+    with pytest.raises(InfraError, match="the connection ended before the reply to step"):
+        play(step, ["52"])
+
+
+def test_a_session_that_ended_before_the_action_is_infrastructure(url: str) -> None:
+    async def main() -> None:
+        step = text_step(url)
+        episode = await step.open(TASK, 7)
+        await episode.session._socket.close()  # type: ignore[union-attr]
+        await asyncio.wait([episode.session._reading])  # type: ignore[list-item]
+        state = RolloutState(task=TASK, rollout="0", turn=0, response="", n_tool_calls=0, environment=episode)
+        with pytest.raises(InfraError, match="ended before the reply"):
+            await step(state, ScriptedContext(["1"]))
+        await step.close(episode)
+
+    asyncio.run(main())
 
 
 def test_an_episode_that_is_over_at_once_is_infrastructure(url: str) -> None:

@@ -25,12 +25,12 @@ BY_THE_HOST = "metadata"  # of an action; not the policy's
 class Mistake(Exception):
     """A mistake of the policy, with the text that it reads.
 
-    `called`: it wrote a tool call. `ended`: the episode is over.
+    `called`: it wrote a tool call. `ended`: the episode is over. `failed`: the environment failed at its action.
     """
 
-    def __init__(self, message: str, *, called: bool = False, ended: bool = False) -> None:
+    def __init__(self, message: str, *, called: bool = False, ended: bool = False, failed: bool = False) -> None:
         super().__init__(message)
-        self.called, self.ended = called, ended
+        self.called, self.ended, self.failed = called, ended, failed
 
 
 class Actions(Protocol):

@@ -48,10 +48,10 @@ class OpenEnvConfig:
         choices=("none", "replay"),
     )
     failed_action: str = option(
-        "infra",
-        "an action at which the environment raises an exception; infra: a failure, which masks the rollout; mistake: "
-        "the policy's, which reads the exception",
-        choices=("infra", "mistake"),
+        "mistake",
+        "an action at which the environment raises an exception, or gives no reply though its server serves; mistake: "
+        "the policy's doing; infra: masks the rollout, so a policy can avoid bad rewards by such actions",
+        choices=("mistake", "infra"),
     )
     mistake_reward: float = option(0.0, "reward of a turn without a valid action")
     start_timeout_s: float = option(60.0, "time-out of the start of the program, in seconds", above=0)

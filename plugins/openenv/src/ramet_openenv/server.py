@@ -49,6 +49,14 @@ class OpenEnvServer:
                 self._wait(self._child)
             return self._child.url
 
+    def is_healthy(self, url: str) -> bool:
+        """Whether the server at this address, which was that of a session, serves."""
+        try:
+            self._object(f"{url}/health")
+        except InfraError:
+            return False
+        return True
+
     def schema(self) -> dict[str, Any]:
         """The JSON schemas of its `action` and `observation`. Raises `InfraError`."""
         schemas = self._object(f"{self.url()}/schema")

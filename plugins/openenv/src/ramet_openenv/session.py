@@ -43,6 +43,10 @@ class ActionFailed(Exception):
     """The environment raised an exception at the action."""
 
 
+class NoReply(InfraError):
+    """An action without a reply that can be used, in a session that had not ended before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEnvReply:
     """The reply to a reset or an action."""
@@ -57,6 +61,7 @@ class OpenEnvSession:
 
     def __init__(self, who: str, timeout_s: float) -> None:
         self.who = who
+        self.url = ""
         self._timeout_s = timeout_s
         self._http = aiohttp.ClientSession()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
@@ -65,6 +70,7 @@ class OpenEnvSession:
 
     async def connect(self, url: str, headers: Mapping[str, str]) -> None:
         """Raises `InfraError`."""
+        self.url = url
         try:
             async with asyncio.timeout(self._timeout_s):
                 address = f"ws{url.removeprefix('http')}/ws"
@@ -82,8 +88,14 @@ class OpenEnvSession:
             raise InfraError(f"{self.who}: the reset failed: {error}") from error
 
     async def step(self, action: Mapping[str, Any]) -> OpenEnvReply:
-        """Raises `ActionRefused`, `ActionFailed` and `InfraError`."""
-        return self._reply(await self._ask("step", action))
+        """Raises `ActionRefused`, `ActionFailed`, `NoReply`, and `InfraError` if the session ended before."""
+        had_ended = self._reading is None or self._reading.done()
+        try:
+            return self._reply(await self._ask("step", action))
+        except InfraError as error:
+            if had_ended:
+                raise
+            raise NoReply(str(error)) from error
 
     async def close(self) -> None:
         """End the session, and the environment that the server has for it."""

@@ -2,7 +2,8 @@
 
 An observation becomes a message: of role `tool` after an action that was a tool call, else of role `user`. Its text is
 untrusted. What the policy does wrong (no action, one that does not fit, one that the environment refuses) is a message
-that says so, with a reward of `mistake_reward`; what the server does wrong masks the rollout.
+that says so, with a reward of `mistake_reward`, and so is an action at which the environment fails. A server that has
+ended, or that fails before an action, masks the rollout.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ramet.helpers import inert_results, message_of
 from ramet_openenv.actions import Actions, Mistake, actions_of
 from ramet_openenv.config import OpenEnvConfig
 from ramet_openenv.server import OpenEnvServer
-from ramet_openenv.session import ActionFailed, ActionRefused, NoPlace, OpenEnvReply, OpenEnvSession
+from ramet_openenv.session import ActionFailed, ActionRefused, NoPlace, NoReply, OpenEnvReply, OpenEnvSession
 
 METADATA = "metadata"  # of an observation: for the host, not for the policy
 RESET = "reset"  # the column of a task with arguments of its reset
@@ -127,7 +128,7 @@ class OpenEnvStep:
         return [Message(role="user", content=text)] if text else []
 
     async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
-        """One action. Raises `InfraError` for a server that fails or does not answer."""
+        """One action. Raises `InfraError` for a server that has ended."""
         episode: Episode = state.environment
         owed, episode.owed = episode.owed, 0.0
         generation = await ctx.generate()
@@ -141,7 +142,7 @@ class OpenEnvStep:
         turn = StepResult(
             info={"action": action, "observation": self._unread(reply)},
             reward=owed + (reply.reward or 0.0),
-            metrics={"mistakes": 0.0},
+            metrics={"mistakes": 0.0, "failed_actions": 0.0},
         )
         if reply.done:
             return replace(turn, stop=StopReason.DONE, answer=message_of(generation.text).strip())
@@ -155,17 +156,25 @@ class OpenEnvStep:
             reply = await session.step(action)
         except ActionRefused as refused:
             if actions.fields and not {*refused.fields} <= {*actions.fields}:  # a model of the environment's own
-                raise InfraError(f"{self.config.name}: step: {refused}") from refused
+                raise self._failure(str(refused)) from refused
             text = f"The action was not taken. {refused}."
             raise Mistake(text, called=actions.are_calls, ended=refused.ended) from refused
         except ActionFailed as failed:
-            if self.config.failed_action == "infra":
-                raise InfraError(f"{self.config.name}: the environment raised: {failed}") from failed
-            raise Mistake(f"The action failed: {failed}", called=actions.are_calls) from failed
+            raise self._failure(str(failed)) from failed
+        except NoReply as lost:
+            if not await run_blocking(self._server.is_healthy, session.url):
+                raise
+            raise self._failure(str(lost), ended=True) from lost
         error = reply.observation.get("error")
         if isinstance(error, dict) and error.get("error_type") == TRANSPORT:
             raise InfraError(f"{self.config.name}: the call did not reach the tool: {error.get('message')}")
         return reply
+
+    def _failure(self, text: str, *, ended: bool = False) -> Mistake | InfraError:
+        """Return what an action is at which the environment failed, while its server serves."""
+        if self.config.failed_action == "infra":
+            return InfraError(f"{self.config.name}: the environment failed at an action: {text}")
+        return Mistake(f"The action failed: {text}", called=self._actions().are_calls, ended=ended, failed=True)
 
     def _mistaken(self, mistake: Mistake, owed: float, ctx: StepContext) -> StepResult:
         """The turn of a mistake. The policy reads what was wrong, unless the server has ended the episode."""
@@ -175,7 +184,7 @@ class OpenEnvStep:
             stop=StopReason.DONE if mistake.ended else None,
             info={"mistake": text},
             reward=owed + self.config.mistake_reward,
-            metrics={"mistakes": 1.0},
+            metrics={"mistakes": 1.0, "failed_actions": float(mistake.failed)},
         )
 
     def _reads(self, field: str) -> bool:
