@@ -207,6 +207,16 @@ def test_a_scorer_that_asks_the_policy_is_refused(make: Make, task: Task, run_on
         run_one(make({"score": "grader"}), task)
 
 
+def test_a_score_without_a_number_is_a_crash_unless_the_scorer_says_that_it_failed(
+    make: Make, task: Task, run_one: Run
+) -> None:
+    for score in ("text", "divides"):
+        result, _ = run_one(make({"score": score}), task)
+        assert result.status is AgentStatus.FAILED and "not a number" in result.info["inspect"]["error"]
+    with pytest.raises(InfraError, match="'divides' has the reason scoring_failed"):
+        run_one(make({"score": "scorer fails"}), task)
+
+
 def test_a_model_with_a_role_grades(
     gateway: Any, make: Make, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ CONTEXT = AgentContext(
 
 
 def done(**scores: float | None) -> dict[str, Any]:
-    return {"status": "done", "answer": "4", "scores": scores, "limit": None, "error": None}
+    return {"status": "done", "answer": "4", "scores": scores, "reasons": {}, "limit": None, "error": None}
 
 
 def result_of(outcome: Mapping[str, Any], **options: Any) -> Any:
@@ -59,7 +59,8 @@ def test_the_first_or_the_named_score_is_the_reward() -> None:
     [
         (done(), {}, ConfigError, "needs a scorer"),
         (done(includes=1.0), {"scorer": "match"}, ConfigError, "no score 'match'; its scores: includes"),
-        (done(includes=None), {}, InfraError, "not a number"),
+        ({**done(f1=None), "reasons": {"f1": "grader_failed"}}, {}, InfraError, "'f1' has the reason grader_failed"),
+        ({**done(f1=0.0), "reasons": {"f1": "scoring_failed"}}, {}, InfraError, "'f1' has the reason scoring_failed"),
         ({"status": "infra", "error": "Connection error."}, {}, InfraError, "Connection error."),
         ({"status": "config", "error": "docker is missing"}, {}, ConfigError, "docker is missing"),
     ],
@@ -74,6 +75,15 @@ def test_what_gives_no_reward_is_never_0(
 def test_a_failed_sample_is_a_crash_of_the_agent_and_scores_0() -> None:
     result = result_of({**done(), "status": "failed", "error": "KeyError"})
     assert (result.status, result.reward, result.info["inspect"]["error"]) == (AgentStatus.FAILED, None, "KeyError")
+    assert score_of({"inspect": dict(result.info["inspect"])}) == {"score": 0.0}
+
+
+@pytest.mark.parametrize("reasons", [{}, {"includes": "no_response"}])
+def test_a_score_that_is_not_a_number_is_a_crash_too(reasons: Mapping[str, str]) -> None:
+    """The policy can bring it about by what it writes: it must not choose to be masked."""
+    result = result_of({**done(includes=None, words=1.0), "reasons": reasons})
+    assert (result.status, result.answer, result.reward) == (AgentStatus.FAILED, None, None)
+    assert "score 'includes' is not a number" in result.info["inspect"]["error"]
     assert score_of({"inspect": dict(result.info["inspect"])}) == {"score": 0.0}
 
 

@@ -12,6 +12,7 @@ from ramet_inspect.config import InspectConfig
 from ramet_inspect.process import InspectProcess
 
 STEP = "rollout_step"
+INSTRUMENT = ("grader_failed", "scoring_failed")  # of Inspect's `ScoreReason`: others are the policy's doing
 
 
 class InspectAgent:
@@ -27,7 +28,7 @@ class InspectAgent:
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
         """Run the task's sample once.
 
-        Raises `InfraError` for an outage, and for a sample without a number as its score; `ConfigError` for a task that
+        Raises `InfraError` for an outage, and for a scorer that reports its own failure; `ConfigError` for a task that
         cannot be run so.
         """
         if SAMPLE not in task.metadata:
@@ -65,20 +66,23 @@ class InspectAgent:
         if self.config.log_dir is not None:
             info["log"] = outcome["log"]
         if outcome["status"] == "failed":
-            return AgentResult(info={"inspect": {**info, "error": outcome["error"]}}, status=AgentStatus.FAILED)
-        reward = self._reward(where, outcome["scores"])
+            return _failed(info, outcome["error"])
+        name = self._score_name(where, outcome["scores"])
+        if (reason := outcome["reasons"].get(name)) in INSTRUMENT:
+            raise InfraError(f"{where}: the score {name!r} has the reason {reason}")
+        if (reward := outcome["scores"][name]) is None:  # as of a scorer that divides by what the policy wrote
+            return _failed(info, f"the score {name!r} is not a number; {STEP}.params.scorer chooses another")
         return AgentResult(answer=outcome["answer"], reward=reward, info={"inspect": {**info, "score": reward}})
 
-    def _reward(self, where: str, scores: Mapping[str, float | None]) -> float:
-        """Return the score that is the reward."""
-        key = f"{STEP}.params.scorer"
+    def _score_name(self, where: str, scores: Mapping[str, float | None]) -> str:
+        """Return the name of the score that is the reward."""
         if not scores:
             raise ConfigError(f"{STEP}.params.task: {where} has no score: the task needs a scorer")
         name = next(iter(scores)) if self.config.scorer is None else self.config.scorer
         if name not in scores:
-            raise ConfigError(f"{key}: {where} has no score {name!r}; its scores: {', '.join(scores)}")
-        if (reward := scores[name]) is None:
-            raise InfraError(
-                f"{where}: the score {name!r} is not a number; {key} chooses another of {', '.join(scores)}"
-            )
-        return reward
+            raise ConfigError(f"{STEP}.params.scorer: {where} has no score {name!r}; its scores: {', '.join(scores)}")
+        return name
+
+
+def _failed(info: Mapping[str, Any], error: str) -> AgentResult:
+    return AgentResult(info={"inspect": {**info, "error": error}}, status=AgentStatus.FAILED)

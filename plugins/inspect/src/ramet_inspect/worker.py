@@ -173,19 +173,23 @@ def _part_of_inspect(name: str) -> Any:
 
 
 def outcome(sample: Any, policy: str) -> dict[str, Any]:
-    """Return status, answer, scores and limit of a sample of a log.
+    """Return status, answer, scores and limit of a sample of a log, and `reasons`: why a scorer could not judge.
 
     An error is the agent's own once the policy has replied, unless a call of a model failed, which is an outage.
     """
     calls = [event for event in sample.events if event.event == "model"]
     scores: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
     for name, score in (sample.scores or {}).items():
-        scores |= dict(numbers(name, score.value))
+        parts = dict(numbers(name, score.value))
+        scores |= parts
+        if reason := getattr(score, "reason", None):
+            reasons |= dict.fromkeys(parts, reason)
     choices, limit = sample.output.choices, sample.limit.type if sample.limit else None
     if limit is None and choices and choices[0].stop_reason == "model_length":
         limit = "context"  # the gateway's, whose message is the output
     answer = choices[0].message.text if choices and limit is None else None
-    result = {"status": "done", "answer": answer, "scores": scores, "limit": limit}
+    result = {"status": "done", "answer": answer, "scores": scores, "reasons": reasons, "limit": limit}
     if _scored_by(sample.events, policy):
         return {"status": "config", "error": "a scorer asks the policy itself: name its model in model_roles"}
     if sample.error is None:

@@ -76,6 +76,15 @@ def unscored():
     return score
 
 
+@scorer(metrics=[mean()])
+def divides(reason: str | None):
+    async def score(state: TaskState, target) -> Score:
+        words = [word for word in state.output.completion.split() if len(word) > 20]
+        return Score(value=len(words) / len(words) if words else float("nan"), reason=reason)
+
+    return score
+
+
 SOLVERS = {
     "add": lambda _: [use_tools(add()), generate()],
     "wait": lambda folder: [use_tools(wait(folder)), generate()],
@@ -88,6 +97,8 @@ SCORERS = {
     "grader": lambda: asks_model("grader"),
     "none": lambda: None,
     "text": unscored,
+    "divides": lambda: divides(None),
+    "scorer fails": lambda: divides("scoring_failed"),
 }
 
 
