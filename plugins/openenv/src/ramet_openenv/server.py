@@ -50,7 +50,7 @@ class OpenEnvServer:
             return self._child.url
 
     def is_healthy(self, url: str) -> bool:
-        """Whether the server at this address, which was that of a session, serves."""
+        """Whether the server at this address of a session serves."""
         try:
             self._object(f"{url}/health")
         except InfraError:

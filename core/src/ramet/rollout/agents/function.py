@@ -55,11 +55,12 @@ def _found(text: str) -> Callable[..., Any]:
     folder = str(Path.cwd())
     try:
         function = getattr(_module(place, folder), name, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"cannot be imported: {type(error).__name__}: {error}{raised_at(error)}"
         raise ConfigError(f"{KEY}={text}: {what} (working directory: {folder})") from error
     if not inspect.iscoroutinefunction(function):
-        found = "there is no such function" if function is None else f"it is {function!r:.80}"
+        kind = "a function without `async`" if inspect.isroutine(function) else f"{function!r:.80}"
+        found = "there is no such function" if function is None else f"it is {kind}"
         raise ConfigError(
             f"{KEY}={text}: {found}; define it with `async def {name}(task, ctx)`. A program that blocks runs with "
             "rollout_step=command"
@@ -68,13 +69,16 @@ def _found(text: str) -> Callable[..., Any]:
 
 
 def _module(place: str, folder: str) -> ModuleType:
-    """A module, or a file of code relative to `folder`, which is searched for modules too."""
+    """A module, or a file of code relative to `folder`, which is searched for modules too, and then the file's own."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    name = f"ramet_agent_{Path(place).stem}"
-    spec = importlib.util.spec_from_file_location(name, Path(folder, place))
+    file = Path(folder, place)
+    if (beside := str(file.parent)) not in sys.path:
+        sys.path.append(beside)
+    name = f"ramet_agent_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"no code in {place}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

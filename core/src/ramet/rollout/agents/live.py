@@ -148,7 +148,7 @@ class AgentRollout:
         if session.failures:
             raise RolloutFailed("engine", next(iter(session.failures.values())))
         if not any(turn.reply is not None for turn in session.threads.turns):
-            why = "" if error is None else f": {type(error).__name__}: {error}"
+            why = "" if error is None else f": {type(error).__name__}: {error}{raised_at(error)}"
             raise RolloutFailed(AGENT, f"the agent ended without a complete request to the policy{why}")
 
     def _finish(self, result: AgentResult, settings: AgentSettings) -> None:
