@@ -36,7 +36,7 @@ class Rollouts(Protocol):
 
     @property
     def recorder(self) -> Recorder | None:
-        """What writes a step's record as a folder of parts, where the groups are; None: they are in this process."""
+        """Writer of a step's record as a folder of parts, where the groups are; None: they are in this process."""
         ...
 
     def group_size(self, plan: RolloutPlan) -> int:

@@ -22,7 +22,7 @@ PIECE = 64 << 20  # bytes of a part that travel at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartGroup:
-    """What a worker needs to record a group that it has: `GroupRecord` without the rollouts."""
+    """A `GroupRecord` without its rollouts, for a worker that has them."""
 
     ticket: int
     index: int  # of the group in its ticket
