@@ -15,7 +15,8 @@ import pytest
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.agents import command
 from ramet.rollout.agents.command import CommandAgent, ProgramFailed, filled, read_result
-from ramet.rollout.config import CommandConfig
+from ramet.rollout.branching.builtin import RandomBranching
+from ramet.rollout.config import CommandConfig, RandomBranchConfig
 from ramet.types import AgentStatus, Rollout, StopReason
 
 ASK = """
@@ -155,6 +156,28 @@ def test_a_deadline_kills_all(run: Run, tmp_path: Path) -> None:
     pids = f"open({str(file)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')"
     said = fault(run(f"{START}; {pids}; time.sleep(60)", deadline_s=3.0))
     assert said.startswith("deadline: ")
+    assert all(is_gone(int(pid)) for pid in file.read_text().split())
+
+
+def test_a_program_whose_fork_differs_is_killed_at_once(play: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    body = "{'messages': [{'role': 'user', 'content': str(os.getpid())}]}"
+    code = ASK.replace('{"messages": [{"role": "user", "content": "?"}]}', body) + f"""
+{START}
+open({str(file)!r}, 'a').write(f'{{os.getpid()}} {{child.pid}}\\n')
+try:
+    ask()
+    print(ask())
+except OSError:
+    time.sleep(60)
+"""
+    agent = CommandAgent(CommandConfig(argv=[sys.executable, "-c", code], forks="replay"))
+    policy = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
+    began = time.monotonic()
+    played = play(lambda *key: "four", step=agent, policy=policy, tools={}, group_size=2)
+    assert time.monotonic() - began < 30
+    root, fork = played.rollouts
+    assert root.answer == "four" and "state:agent: run again, the agent made another request" in fault(fork)
     assert all(is_gone(int(pid)) for pid in file.read_text().split())
 
 

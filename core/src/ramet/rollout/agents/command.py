@@ -62,7 +62,8 @@ class CommandAgent:
             raise ConfigError(f"{KEY}.argv: no program {program!r} (PATH={path})")
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
-        with TemporaryDirectory(prefix="ramet-command-", ignore_cleanup_errors=True) as private:
+        folders = ctx.folder.parent  # removed with what a killed run left there
+        with TemporaryDirectory(prefix="command-", dir=folders, ignore_cleanup_errors=True) as private:
             return await self._run(task, ctx, Path(private))
 
     async def _run(self, task: Task, ctx: AgentContext, private: Path) -> AgentResult:
