@@ -196,6 +196,15 @@ def test_a_program_that_is_not_there_is_refused_before_the_start(tmp_path: Path)
         assert said in str(caught.value)
 
 
+def test_a_name_that_is_not_filled_in_is_refused_before_the_start() -> None:
+    with pytest.raises(ConfigError) as caught:
+        CommandAgent(CommandConfig(argv=[sys.executable, "agent.py", "--ask={qestion}", "{task}"]))
+    assert str(caught.value) == (
+        "rollout_step.params.argv: {qestion} is not filled in; allowed: {question}, {task}, {result}, {folder}, "
+        "{base_url}, {key}, {model}; {{qestion}} gives the program the text {qestion}"
+    )
+
+
 def test_a_program_of_the_folder_is_found_there(play: Callable[..., Any], tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(f"#!{sys.executable}\n{ASK}\nprint(ask(), os.getcwd())\n")
@@ -222,7 +231,7 @@ def test_the_program_gets_the_task_without_gold_answers_and_few_variables(
     file = tmp_path / "seen"
     seen = "json.dumps([dict(os.environ), sys.argv[1:], os.getcwd(), os.listdir()])"
     code = f"ask(); open({str(file)!r}, 'w').write({seen})"
-    names = ["{question}", "{task}", "{result}", "{folder}", "{base_url}", "{key}", "{model}", "{other} {"]
+    names = ["{question}", "{task}", "{result}", "{folder}", "{base_url}", "{key}", "{model}", "{{other}} ${HOME} {"]
     task = "; print(open(os.environ['RAMET_TASK']).read())"
     rollout = run(code + task, *names, env={"MINE": "1"}, result="file")
     assert json.loads(rollout.answer or "") == {
@@ -235,7 +244,7 @@ def test_the_program_gets_the_task_without_gold_answers_and_few_variables(
     env, arguments, cwd, files = json.loads(file.read_text())
     assert arguments == [
         "What is 2+2?", env["RAMET_TASK"], env["RAMET_RESULT"], env["RAMET_FOLDER"], env["OPENAI_BASE_URL"],
-        env["OPENAI_API_KEY"], "policy", "{other} {",
+        env["OPENAI_API_KEY"], "policy", "{other} ${HOME} {",
     ]  # fmt: skip
     assert env["MINE"] == "1" and "SECRET_OF_THE_HOST" not in env
     assert cwd == env["RAMET_FOLDER"] and files == [] and not Path(cwd).exists()
