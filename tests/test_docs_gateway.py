@@ -104,7 +104,7 @@ def test_the_client_of_the_page_says_why_it_does_not_begin() -> None:
 
     async def wrong_key() -> str:
         async with Gateway(control=ExternalAgent(ExternalConfig()).control) as gateway:
-            with pytest.raises(SystemExit, match="401: Unauthorized: .*this is not the admin key"):
+            with pytest.raises(SystemExit, match=r"401: Unauthorized: .*this is not the admin key"):
                 await asyncio.to_thread(work, f"{gateway.url}/ramet/v1", "another-key")
             return f"{gateway.url}/ramet/v1"
 

@@ -151,7 +151,9 @@ def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
             assert all(own is theirs for own, theirs in pairs)
 
 
-@pytest.mark.parametrize(("on_crash", "error"), [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError)])
+@pytest.mark.parametrize(
+    ("on_crash", "error"), [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError)]
+)
 def test_a_crash_is_the_policys_doing(play: Play, on_crash: str, error: type[Exception]) -> None:
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
         raise error((await chat([{"role": "user", "content": "?"}]))["content"])

@@ -162,7 +162,9 @@ def test_a_deadline_kills_all(run: Run, tmp_path: Path) -> None:
 def test_a_program_whose_fork_differs_is_killed_at_once(play: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "pids"
     body = "{'messages': [{'role': 'user', 'content': str(os.getpid())}]}"
-    code = ASK.replace('{"messages": [{"role": "user", "content": "?"}]}', body) + f"""
+    code = (
+        ASK.replace('{"messages": [{"role": "user", "content": "?"}]}', body)
+        + f"""
 {START}
 open({str(file)!r}, 'a').write(f'{{os.getpid()}} {{child.pid}}\\n')
 try:
@@ -171,6 +173,7 @@ try:
 except OSError:
     time.sleep(60)
 """
+    )
     agent = CommandAgent(CommandConfig(argv=[sys.executable, "-c", code], forks="replay"))
     policy = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
     began = time.monotonic()
