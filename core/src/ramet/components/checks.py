@@ -95,8 +95,8 @@ def warn_of_remote_model(config: Config) -> None:
     """Warn of what a gateway cannot record of a model on a server."""
     if not loads_weights(config):
         logger.warning(
-            "engine=%s: no entropies are recorded, and log-probabilities only with engine.params.logprobs=true. Where a "
-            "server gives no token ids (`vllm serve` gives them), the recorded ids are the tokenizer's for its text: "
+            "engine=%s: no entropies are recorded, and log-probabilities only with engine.params.logprobs=true. Where "
+            "a server gives no token ids (`vllm serve` gives them), the recorded ids are the tokenizer's for its text: "
             "they may be others than it sampled (engine/drifted_requests counts requests that show it), and no model "
             "should be trained on the record (docs/gateway.md#what-is-recorded)",
             config.engine.name,
