@@ -1,4 +1,4 @@
-"""A temporary folder of a process. The next process that makes one removes those of processes that were killed."""
+"""A temporary folder of a process. The next process that makes one removes folders that killed processes left."""
 
 from __future__ import annotations
 
