@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import socket
 import uuid
@@ -13,7 +12,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from tests.e2e.test_ray import MARK, Command, gone
+from tests.e2e.test_ray import MARK, Command, gone, recorded
 
 AGENT = '''
 import asyncio, json, os, urllib.request
@@ -56,8 +55,7 @@ def test_each_worker_has_a_gateway_of_its_own_and_forks_are_replayed(ramet, work
     assert ended.code == 0, ended.err
     addresses = set()
     for step in range(1, STEPS + 1):
-        with gzip.open(tmp_path / f"agents/rollouts/step_{step:06d}.jsonl.gz", "rt") as lines:
-            groups = [json.loads(line) for line in lines]
+        groups = recorded(tmp_path / "agents", step)
         assert [len(group["rollouts"]) for group in groups] == [ROLLOUTS] * TASKS
         rollouts = [rollout for group in groups for rollout in group["rollouts"]]
         assert [rollout["fault"] for rollout in rollouts] == [None] * len(rollouts)
