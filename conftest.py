@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parent
 LONGEST = (  # each takes about ten seconds or more
     "tests/e2e/test_ray.py",
+    "tests/e2e/test_ray_agent.py",
     "tests/e2e/test_ray_release.py",
     "core/tests/sft/test_torchrun.py",
     "tests/test_wheels.py",

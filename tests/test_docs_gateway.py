@@ -27,6 +27,7 @@ from ramet.rollout.record import read_records
 from ramet.testing.doubles import ScriptedEngine, tiny_encoder
 from ramet.types import AgentBudget, AgentContext, AgentResult, Task, user_prompt
 
+KEY = "an-admin-key-of-tests"
 PAGE = (Path(__file__).resolve().parents[1] / "docs/gateway.md").read_text(encoding="utf-8")
 
 
@@ -90,16 +91,36 @@ def ask(address: str, key: str, *messages: dict[str, Any]) -> dict[str, Any]:
     return reply
 
 
-def test_the_client_of_the_page_runs_rollouts(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+def page_client() -> dict[str, Any]:
     [program] = re.findall(r"^```python\n(import contextlib.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     client: dict[str, Any] = {}
     exec(program, client)
+    return client
+
+
+def test_the_client_of_the_page_says_why_it_does_not_begin() -> None:
+    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+    work = page_client()["work"]
+
+    async def wrong_key() -> str:
+        async with Gateway(control=ExternalAgent(ExternalConfig()).control) as gateway:
+            with pytest.raises(SystemExit, match=r"401: Unauthorized: .*this is not the admin key"):
+                await asyncio.to_thread(work, f"{gateway.url}/ramet/v1", "another-key")
+            return f"{gateway.url}/ramet/v1"
+
+    closed = asyncio.run(wrong_key())
+    with pytest.raises(SystemExit, match=rf"nothing answers at {closed} \(.*Connection refused"):
+        work(closed, "another-key")
+
+
+def test_the_client_of_the_page_runs_rollouts(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+    client = page_client()
     encoder = tiny_encoder()
     engine = ScriptedEngine(lambda task, path, turn: f"four by {path}", encoder)
     limits, sampling = SessionLimits(max_turns=2, max_tokens=500), Sampling(max_tokens=1)
     settings = SessionSettings(engine=engine, encoder=encoder, limits=limits, sampling=sampling, seed=1)
-    agent = ExternalAgent(ExternalConfig(admin_key="an-admin-key-of-tests"))
+    agent = ExternalAgent(ExternalConfig(admin_key=KEY))
 
     async def rollout(gateway: Gateway, number: int) -> AgentResult:
         key = gateway.open(AgentSession(f"gateway/0/t/{number}", settings))
@@ -115,7 +136,7 @@ def test_the_client_of_the_page_runs_rollouts(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with Gateway(control=agent.control) as gateway:
-            working = asyncio.create_task(asyncio.to_thread(client["work"], gateway.url, "an-admin-key-of-tests"))
+            working = asyncio.create_task(asyncio.to_thread(client["work"], f"{gateway.url}/ramet/v1", KEY))
             results = await asyncio.gather(*(rollout(gateway, number) for number in range(2)))
         await working
         assert results == [AgentResult(answer=f"four by {number}") for number in range(2)]

@@ -95,6 +95,18 @@ def test_what_an_agent_cannot_be_combined_with_is_refused(offer: Offer, tmp_path
     assert "reads_threads = True" in found[-1]
 
 
+@pytest.mark.parametrize("engine", ["torch", "openai"])
+def test_what_a_model_on_a_server_rules_out_for_an_agent_is_one_warning(
+    engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "agent.py").write_text("async def run(task, ctx): ...")
+    agent = ["rollout_step=function", f"rollout_step.params.function={tmp_path / 'agent.py'}:run", "tools=[]"]
+    config = compose(["model.path=model", f"engine={engine}", *agent], job="eval").config
+    assert check_components(Components(config), config, training=False) == []
+    assert len(caplog.messages) == (engine == "openai")
+    assert all("no entropies" in text and "no token ids" in text for text in caplog.messages)
+
+
 @pytest.mark.parametrize("needs", [Need.ENTROPY, [Need.ENTROPY], "entropy"])
 def test_needs_that_are_not_a_set_are_named(offer: Offer, needs: object) -> None:
     offer("advantage", needs=needs)

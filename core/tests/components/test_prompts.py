@@ -96,8 +96,8 @@ def test_the_template_describes_the_tools_and_the_steps_own_prompt_then_names_no
 
 def test_a_template_that_reads_no_tools_cannot_describe_them(model: Path) -> None:
     assert check_prompts(config(model, "rollout_step.tools_in_template=true")) == [
-        "rollout_step.tools_in_template=true: the chat template describes no tools; give one that does as "
-        "model.chat_template, or let the rollout step describe the tools"
+        "rollout_step.tools_in_template=true: the chat template describes no tools; name the file of one that does, "
+        "such as Qwen2.5's, as model.chat_template, or let the rollout step describe the tools"
     ]
     template = f"model.chat_template={model.parent}/template.jinja"
     assert check_prompts(config(model, template, "rollout_step.tools_in_template=true")) == []

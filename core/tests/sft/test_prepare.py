@@ -11,11 +11,12 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Malformed, RolloutStepConfig
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.models.encoder import Encoder
-from ramet.rollout.config import TagsConfig
+from ramet.rollout.config import FunctionConfig, TagsConfig
 from ramet.rollout.steps.tags import Tags
 from ramet.sft.prepare import RowCounts, prepare
 
 TRACE = "<think>6*7</think><answer>42</answer>"
+ANSWER = {"role": "assistant", "content": "42"}
 
 
 def row(reply: str = TRACE) -> dict[str, Any]:
@@ -311,3 +312,22 @@ def test_held_out_files_are_read_as_the_others(
     with caplog.at_level(logging.WARNING):
         assert prepare(config).counts.held_out == 1
     assert "1 of 2 rows of sft.valid are malformed and left out:" in caplog.messages
+
+
+def test_a_template_without_tools_is_refused_for_the_traces_of_an_agent(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sft_agent.py").write_text("async def run(task, ctx): ...\n")
+    config = configured(tiny_model, tmp_path, {"messages": [{"role": "user", "content": "6*7?"}, ANSWER]})
+    params = FunctionConfig(function="sft_agent.py:run")
+    config.config.rollout_step = RolloutStepConfig(name="function", params=params)
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(config)
+    assert caught.value.problems == [
+        "rollout_step=function (an agent, whose tools the policy sees only by the template): the chat template "
+        "describes no tools; name the file of one that does, such as Qwen2.5's, as model.chat_template, or set "
+        "rollout_step.tools_in_template=false for an agent without tools"
+    ]
+    config.config.rollout_step.tools_in_template = False
+    assert prepare(config).counts.trained == 1

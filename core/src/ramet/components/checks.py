@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from ramet.components.build import Components, needs_rewards
-from ramet.components.engines import engine_capabilities
+from ramet.components.engines import engine_capabilities, loads_weights
 from ramet.config.schema import Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
 from ramet.errors import PluginError, RametError
@@ -82,10 +82,24 @@ def _agent_problems(components: Components, config: Config, *, training: bool) -
             "%s: with on_crash=mask a policy can avoid bad rewards by crashing its agent; watch step/agent_crashed",
             name,
         )
+    if not training:  # which needs an engine whose weights it can update
+        warn_of_remote_model(config)
     if training and not getattr(components.advantage, "reads_threads", False):
         yield (
             f"advantage={config.advantage.name}: {origin(components.advantage)} does not say that it reads rollouts "
             f"with several threads (`reads_threads = True`; see thread_ids), which {name} may have"
+        )
+
+
+def warn_of_remote_model(config: Config) -> None:
+    """Warn of what a gateway cannot record of a model on a server."""
+    if not loads_weights(config):
+        logger.warning(
+            "engine=%s: no entropies are recorded, and log-probabilities only with engine.params.logprobs=true. Where "
+            "a server gives no token ids (`vllm serve` gives them), the recorded ids are the tokenizer's for its text: "
+            "they may be others than it sampled (engine/drifted_requests counts requests that show it), and no model "
+            "should be trained on the record (docs/gateway.md#what-is-recorded)",
+            config.engine.name,
         )
 
 

@@ -81,13 +81,16 @@ def prompt_record(step: RolloutStep, config: Config, tools: ToolNames, task: Tas
     }
 
 
-def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
-    """Problems of the prompts that no task causes. If there is a tokenizer, it must be possible to load it."""
+def check_prompts(step: RolloutStep, config: Config, tools: ToolNames, *, for_agent: bool = False) -> list[str]:
+    """Problems of the prompts that no task causes. If there is a tokenizer, it must be possible to load it.
+
+    `for_agent`: the configured step is an agent, whose traces `step` reads.
+    """
     from ramet.models.check import has_tokenizer  # torch: looking at data without a model needs none
 
     problems: list[str] = []
     with collected(problems):
-        problems += _template_problems(step, config, tools) if has_tokenizer(config.model) else []
+        problems += _template_problems(step, config, tools, for_agent) if has_tokenizer(config.model) else []
     if isinstance(step, ReadsTags):
         names = list(tools.schemas)
         try:
@@ -108,7 +111,7 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
     return problems
 
 
-def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
+def _template_problems(step: RolloutStep, config: Config, tools: ToolNames, for_agent: bool) -> list[str]:
     """Return what the step leaves to the chat template, and it does not do."""
     from ramet.models.loading import build_encoder
 
@@ -125,11 +128,15 @@ def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> l
     if describes_tools(step, rule.tools_in_template) and not encoder.template.describes_tools():
         if rule.tools_in_template:
             cause, remedy = "rollout_step.tools_in_template=true", "let the rollout step describe the tools"
+        elif for_agent:
+            cause = f"rollout_step={rule.name} (an agent, whose tools the policy sees only by the template)"
+            remedy = "set rollout_step.tools_in_template=false for an agent without tools"
         else:
             cause = f"rollout_step={rule.name}"
             remedy = "set rollout_step.tools_in_template=false to have the rollout step describe the tools"
         problems = [
-            f"{cause}: the chat template describes no tools; give one that does as model.chat_template, or {remedy}"
+            f"{cause}: the chat template describes no tools; name the file of one that does, such as Qwen2.5's, as "
+            f"model.chat_template, or {remedy}"
         ]
     if isinstance(step, TemplateFormat) and tools.schemas:
         try:

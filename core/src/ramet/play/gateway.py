@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.components.build import Components
-from ramet.components.checks import check_components
+from ramet.components.checks import check_components, warn_of_remote_model
 from ramet.components.engines import build_engine, check_engine
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
@@ -67,6 +67,7 @@ def run(resolved: Resolved, options: GatewayOptions, say: Callable[[str], None])
         *check_components(components, config, training=False),
     ]
     raise_all(dict.fromkeys(problems))
+    warn_of_remote_model(config)
     _reserve(options.record)
     written = None
     try:

@@ -56,7 +56,7 @@ class CommandConfig(AgentOptions):
     argv: list[str] = option(
         factory=list,
         help="program and arguments; {question}, {task} (a JSON file), {result}, {folder}, {base_url}, {key} and "
-        "{model} are filled in; required",
+        "{model} are filled in, other names are refused; {{name}} is the text {name}; required",
     )
     folder: str | None = option(None, "working directory; null: an empty one for each rollout")
     env: dict[str, str] = option(

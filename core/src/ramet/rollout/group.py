@@ -115,8 +115,8 @@ class GroupScheduler:
         self.states = self._open_states() if context.stateful else None
         self._agents = (
             None
-            if context.gateway is None
-            else AgentGroup(context, context.gateway, self._report, deterministic=deterministic)
+            if context.agents is None
+            else AgentGroup(context, context.agents, self._report, deterministic=deterministic)
         )
         self._hooks: Any = context.step if self.states is not None and ENVIRONMENT in self.states else None
 

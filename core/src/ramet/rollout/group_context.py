@@ -23,7 +23,7 @@ from ramet.types.task import FROM_ROW
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
-    from ramet.rollout.gateway.server import Gateway
+    from ramet.rollout.agents.service import AgentService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class GroupContext:
     versions: Versions | None = None  # of the weights that may sample; None: any
     counts: RunCounts = field(default_factory=RunCounts)
     observer: RolloutObserver | None = None
-    gateway: Gateway | None = None  # of rollout steps that are agents
+    agents: AgentService | None = None  # of rollout steps that are agents
     samplings: dict[tuple[int, tuple[str, ...]], Sampling] = field(default_factory=dict, init=False)
 
     @property

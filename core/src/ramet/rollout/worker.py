@@ -226,7 +226,7 @@ class RolloutWorker:
             versions=share.versions,
             counts=share.counts,
             observer=self._observer,
-            gateway=None if self._agent is None else self._agent.gateway,
+            agents=self._agent,
         )
 
     def _fork_problems(self, plan: ResolvedPlan) -> list[str]:

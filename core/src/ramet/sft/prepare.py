@@ -136,14 +136,14 @@ def check_data(resolved: Resolved, problems: Sequence[str]) -> CheckedSft:
     all_problems = [*check(resolved, "sft"), *problems, *data.problems, *_of_valid(valid.problems)]
     if columns := data.columns | valid.columns:
         all_problems += [f"sft.columns.{problem}" for problem in absent_columns(config.sft.columns, columns)]
-    step, tools = _parts(config, all_problems)
+    step, tools, for_agent = _parts(config, all_problems)
     tags = [*tools.schemas, *config.sft.mask_tags]
     report, of_valid = (
         TraceReport(rows=read.rows, unreadable=read.bad) if step is None else check_traces(read, step, tags)
         for read in (data, valid)
     )
     all_problems += _malformed(report, config.sft.malformed) + _of_valid(_malformed(of_valid, config.sft.malformed))
-    all_problems += [] if all_problems or step is None else check_prompts(step, config, tools)
+    all_problems += [] if all_problems or step is None else check_prompts(step, config, tools, for_agent=for_agent)
     raise_all(all_problems)
     assert step is not None
     _warn_of_malformed(report, config.sft.malformed)
@@ -270,13 +270,15 @@ def check_out(config: Config) -> list[str]:
     return []
 
 
-def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolNames]:
-    """The rollout step and the tools; what keeps them from being built is added to `problems`."""
+def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolNames, bool]:
+    """The rollout step, the tools, and whether the step reads an agent's traces; what keeps them from being built is
+    added to `problems`.
+    """
     step: _Readable | None = None
-    tools = ToolNames()
+    tools, for_agent = ToolNames(), False
     with collected(problems):
         built = Components(config).step
-        if is_agent(built):  # its messages are the chat template's
+        if for_agent := is_agent(built):  # its messages are the chat template's
             built = Hermes(HermesConfig())
         step = built if isinstance(built, _ReadsText | _ReadsMessages) else None
         if step is None:
@@ -286,7 +288,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
             )
     with collected(problems):
         tools = tool_names(config)
-    return step, tools
+    return step, tools, for_agent
 
 
 @dataclass(slots=True, kw_only=True)

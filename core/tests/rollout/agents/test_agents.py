@@ -109,12 +109,16 @@ def test_a_fork_in_the_middle_of_a_turn_begins_with_its_tokens(play: Play) -> No
 
 
 def test_an_agent_that_asks_for_something_else_masks_its_fork(play: Play) -> None:
-    runs = 0
+    runs, cancelled = 0, 0
 
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
-        nonlocal runs
+        nonlocal runs, cancelled
         runs += 1
-        await chat([{"role": "user", "content": f"run {runs}"}], tools=[TOOL])
+        try:
+            await chat([{"role": "user", "content": f"run {runs}"}], tools=[TOOL])
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
         return AgentResult(answer=(await chat([{"role": "user", "content": "and?"}]))["content"])
 
     played = play(script, step=HttpAgent(loop, forks="replay"), policy=Forking, tools={}, group_size=2)
@@ -122,6 +126,7 @@ def test_an_agent_that_asks_for_something_else_masks_its_fork(play: Play) -> Non
     assert root.valid and fork.fault is not None
     assert fork.fault.where == "state:agent" and "another request in turn 0" in fork.fault.message
     assert "run ' it has '2<|end|>" in fork.fault.message and "not '1<|end|>" in fork.fault.message
+    assert cancelled == 1
 
 
 def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
@@ -146,16 +151,18 @@ def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
             assert all(own is theirs for own, theirs in pairs)
 
 
-@pytest.mark.parametrize("on_crash", ["reward", "mask"])
-def test_a_crash_is_the_policys_doing(play: Play, on_crash: str) -> None:
+@pytest.mark.parametrize(
+    ("on_crash", "error"), [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError)]
+)
+def test_a_crash_is_the_policys_doing(play: Play, on_crash: str, error: type[Exception]) -> None:
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
-        raise ValueError((await chat([{"role": "user", "content": "?"}]))["content"])
+        raise error((await chat([{"role": "user", "content": "?"}]))["content"])
 
     played = play(script, step=HttpAgent(loop, on_crash=on_crash), tools={}, group_size=1)
     (rollout,) = played.rollouts
     assert rollout.fault is None and rollout.answer is None and rollout.stop is StopReason.DONE
     assert rollout.left_out == (None if on_crash == "reward" else "agent_crash")
-    assert rollout.turn_rewards == (0.0,) and "ValueError" in rollout.infos[-1]["error"]
+    assert rollout.turn_rewards == (0.0,) and error.__name__ in rollout.infos[-1]["error"]
     assert played.metrics["step/agent_crashed"] == 1
 
 
@@ -228,7 +235,7 @@ def test_a_deadline_cancels_the_agent(play: Play) -> None:
 
     (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1, deadline_s=0.5).rollouts
     assert rollout.fault is not None and rollout.fault.where == "deadline"
-    assert len(ended) == 1 and not ended[0].exists()
+    assert len(ended) == 1 and not ended[0].parent.exists()
 
 
 def test_an_agent_is_closed_with_its_worker(play: Play) -> None:

@@ -15,7 +15,8 @@ import pytest
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.agents import command
 from ramet.rollout.agents.command import CommandAgent, ProgramFailed, filled, read_result
-from ramet.rollout.config import CommandConfig
+from ramet.rollout.branching.builtin import RandomBranching
+from ramet.rollout.config import CommandConfig, RandomBranchConfig
 from ramet.types import AgentStatus, Rollout, StopReason
 
 ASK = """
@@ -158,6 +159,31 @@ def test_a_deadline_kills_all(run: Run, tmp_path: Path) -> None:
     assert all(is_gone(int(pid)) for pid in file.read_text().split())
 
 
+def test_a_program_whose_fork_differs_is_killed_at_once(play: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    body = "{'messages': [{'role': 'user', 'content': str(os.getpid())}]}"
+    code = (
+        ASK.replace('{"messages": [{"role": "user", "content": "?"}]}', body)
+        + f"""
+{START}
+open({str(file)!r}, 'a').write(f'{{os.getpid()}} {{child.pid}}\\n')
+try:
+    ask()
+    print(ask())
+except OSError:
+    time.sleep(60)
+"""
+    )
+    agent = CommandAgent(CommandConfig(argv=[sys.executable, "-c", code], forks="replay"))
+    policy = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
+    began = time.monotonic()
+    played = play(lambda *key: "four", step=agent, policy=policy, tools={}, group_size=2)
+    assert time.monotonic() - began < 30
+    root, fork = played.rollouts
+    assert root.answer == "four" and "state:agent: run again, the agent made another request" in fault(fork)
+    assert all(is_gone(int(pid)) for pid in file.read_text().split())
+
+
 def test_a_program_that_is_not_there_is_refused_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "agent.sh").write_text("#!/bin/sh\necho four\n")
     for options, said in [
@@ -171,6 +197,15 @@ def test_a_program_that_is_not_there_is_refused_before_the_start(tmp_path: Path)
         with pytest.raises(ConfigError) as caught:
             CommandAgent(CommandConfig(**options))  # type: ignore[arg-type]
         assert said in str(caught.value)
+
+
+def test_a_name_that_is_not_filled_in_is_refused_before_the_start() -> None:
+    with pytest.raises(ConfigError) as caught:
+        CommandAgent(CommandConfig(argv=[sys.executable, "agent.py", "--ask={qestion}", "{task}"]))
+    assert str(caught.value) == (
+        "rollout_step.params.argv: {qestion} is not filled in; allowed: {question}, {task}, {result}, {folder}, "
+        "{base_url}, {key}, {model}; {{qestion}} gives the program the text {qestion}"
+    )
 
 
 def test_a_program_of_the_folder_is_found_there(play: Callable[..., Any], tmp_path: Path) -> None:
@@ -199,7 +234,7 @@ def test_the_program_gets_the_task_without_gold_answers_and_few_variables(
     file = tmp_path / "seen"
     seen = "json.dumps([dict(os.environ), sys.argv[1:], os.getcwd(), os.listdir()])"
     code = f"ask(); open({str(file)!r}, 'w').write({seen})"
-    names = ["{question}", "{task}", "{result}", "{folder}", "{base_url}", "{key}", "{model}", "{other} {"]
+    names = ["{question}", "{task}", "{result}", "{folder}", "{base_url}", "{key}", "{model}", "{{other}} ${HOME} {"]
     task = "; print(open(os.environ['RAMET_TASK']).read())"
     rollout = run(code + task, *names, env={"MINE": "1"}, result="file")
     assert json.loads(rollout.answer or "") == {
@@ -212,7 +247,7 @@ def test_the_program_gets_the_task_without_gold_answers_and_few_variables(
     env, arguments, cwd, files = json.loads(file.read_text())
     assert arguments == [
         "What is 2+2?", env["RAMET_TASK"], env["RAMET_RESULT"], env["RAMET_FOLDER"], env["OPENAI_BASE_URL"],
-        env["OPENAI_API_KEY"], "policy", "{other} {",
+        env["OPENAI_API_KEY"], "policy", "{other} ${HOME} {",
     ]  # fmt: skip
     assert env["MINE"] == "1" and "SECRET_OF_THE_HOST" not in env
     assert cwd == env["RAMET_FOLDER"] and files == [] and not Path(cwd).exists()

@@ -213,6 +213,30 @@ def test_a_deadline_frees_the_episode(play: Play, make_task: Callable[..., Task]
     assert refusals[0][0] == 410 and "its deadline passed" in refusals[0][1]["error"]["message"]
 
 
+def test_a_fork_that_asks_otherwise_ends_its_lease(play: Play, make_task: Callable[..., Task]) -> None:
+    refusals: list[Any] = []
+
+    async def differs(worker: Worker, lease: Any) -> None:
+        for more in ("first", "second"):
+            body = await worker.ask(lease, [{"role": "user", "content": f"{more} of lease {len(agent.leases)}"}])
+            if "error" in body:
+                end = await worker.control("POST", f"/episodes/{lease['episode']}/end", status="failed")
+                refusals.append((body["error"], end))
+                return
+        await worker.control("POST", f"/episodes/{lease['episode']}/end", answer="four")
+
+    agent = WithWorkers(differs, forks="replay")
+    policy = RandomBranching(RandomBranchConfig(initial_rollouts=1, probability=1.0))
+    tasks = [make_task("first"), make_task("second")]  # the gateway is open until the second has ended
+    played = play(script, step=agent, policy=policy, tools={}, tasks=tasks, group_size=2, max_concurrent=2)
+    check(agent)
+    root, fork = played.groups[0].rollouts
+    assert root.answer == "four" and fork.fault.where == "state:agent"
+    error, (status, end) = refusals[0]
+    assert error["code"] == "replay_mismatch" and "made another request in turn 0" in error["message"]
+    assert status == 410 and "made another request in turn 0" in end["error"]["message"]
+
+
 def test_a_limit_is_no_crash(play: Play) -> None:
     async def beyond(worker: Worker, lease: Any) -> None:
         await worker.chat(lease, [{"role": "user", "content": "?"}])

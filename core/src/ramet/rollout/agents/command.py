@@ -34,6 +34,8 @@ MOST_OUTPUT = 1 << 20  # bytes of standard output and of the result
 SHOWN_ERROR = 2000  # characters of standard error in messages
 READ_S = 1.0  # for the rest of its output, once all of its processes are killed
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SHELL", "TERM")
+FILLED_IN = ("question", "task", "result", "folder", "base_url", "key", "model")  # in argv
+NAMES = re.compile(r"(\$?)(?:\{(\{\w+\})\}|\{(\w+)\})")  # a shell's $, the text of {{name}}, the name of {name}
 RESULT_KEYS = ("answer", "reward", "info", "status")
 
 
@@ -51,6 +53,11 @@ class CommandAgent:
         self._config = config
         if not config.argv:
             raise ConfigError(f"{KEY}.argv=[]: give a program and its arguments, as in argv=[python,/srv/agent.py]")
+        for name in dict.fromkeys(name for argument in config.argv for name in unknown_names(argument)):
+            raise ConfigError(
+                f"{KEY}.argv: {{{name}}} is not filled in; allowed: {', '.join(f'{{{one}}}' for one in FILLED_IN)}; "
+                f"{{{{{name}}}}} gives the program the text {{{name}}}"
+            )
         if config.result != "file" and any("{result}" in argument for argument in config.argv):
             raise ConfigError(
                 f"{KEY}.result={config.result}: argv names {{result}}, which is read only with result=file"
@@ -62,7 +69,8 @@ class CommandAgent:
             raise ConfigError(f"{KEY}.argv: no program {program!r} (PATH={path})")
 
     async def run(self, task: Task, ctx: AgentContext) -> AgentResult:
-        with TemporaryDirectory(prefix="ramet-command-", ignore_cleanup_errors=True) as private:
+        folders = ctx.folder.parent  # removed with what a killed run left there
+        with TemporaryDirectory(prefix="command-", dir=folders, ignore_cleanup_errors=True) as private:
             return await self._run(task, ctx, Path(private))
 
     async def _run(self, task: Task, ctx: AgentContext, private: Path) -> AgentResult:
@@ -154,9 +162,14 @@ def task_fields(task: Task) -> dict[str, Any]:
     }
 
 
+def unknown_names(text: str) -> list[str]:
+    """Names in braces that `filled` does not know; `${name}` of a shell and `{{name}}` are not among them."""
+    return [m[3] for m in NAMES.finditer(text) if m[3] and not m[1] and m[3] not in FILLED_IN]
+
+
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with `{name}` replaced; other braces stay, and so do those in the values."""
-    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
+    """The text with `{name}` replaced, and `{{name}}` by `{name}`; other braces stay, and so do those in the values."""
+    return NAMES.sub(lambda m: m[1] + (m[2] or values.get(m[3], f"{{{m[3]}}}")), text)
 
 
 def read_result(file: Path, out: str) -> AgentResult:

@@ -13,7 +13,7 @@ from ramet.rollout.turn import Report
 from ramet.types import AgentSettings
 
 if TYPE_CHECKING:
-    from ramet.rollout.gateway.server import Gateway
+    from ramet.rollout.agents.service import AgentService
     from ramet.rollout.group_context import GroupContext
     from ramet.rollout.tree import LiveRollout
 
@@ -26,8 +26,8 @@ def agent_settings(agent: object) -> AgentSettings:
 class AgentGroup:
     """Sessions of the rollouts of one group."""
 
-    def __init__(self, context: GroupContext, gateway: Gateway, report: Report, *, deterministic: bool) -> None:
-        self._context, self._gateway, self._report = context, gateway, report
+    def __init__(self, context: GroupContext, service: AgentService, report: Report, *, deterministic: bool) -> None:
+        self._context, self._service, self._report = context, service, report
         self._agent = agent_settings(context.step)
         self._sessions, self._n_cuts = GroupSessions(), 0
         self._rollouts: dict[BranchPath, AgentRollout] = {}
@@ -73,7 +73,8 @@ class AgentGroup:
 
     async def play(self, live: LiveRollout, seconds: float) -> None:
         """Run the agent for one rollout. Raises as `AgentRollout.run`."""
-        await self._rollouts[live.path].run(self._gateway, self._agent, seconds)
+        assert self._service.gateway is not None
+        await self._rollouts[live.path].run(self._service.gateway, self._service.folder, self._agent, seconds)
 
     def refresh(self) -> None:
         """Bring all rollouts up to date where segments that they share were cut."""

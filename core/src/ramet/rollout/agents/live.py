@@ -66,16 +66,17 @@ class AgentRollout:
         self._n_reported = live.turn  # turns whose first tokens were reported
         self._replied_at: dict[int, float] = {}  # by turn
         self._began = 0.0
+        self._limit = asyncio.timeout(None)  # of the agent while it runs
 
-    async def run(self, gateway: Gateway, settings: AgentSettings, seconds: float) -> None:
-        """Run the agent to its end, which `seconds` from now a deadline is.
+    async def run(self, gateway: Gateway, folders: Path, settings: AgentSettings, seconds: float) -> None:
+        """Run the agent to its end, which `seconds` from now a deadline is. Its folder is made below `folders`.
 
         Raises `RolloutFailed` for what masks the rollout: engine and gateway, an outage that the agent reports, a
         replay whose requests differ. A crash of the agent is the policy's doing.
         """
         key, self._began = gateway.open(self.session), time.monotonic()
         try:
-            with TemporaryDirectory(prefix="ramet-agent-", ignore_cleanup_errors=True) as folder:
+            with TemporaryDirectory(prefix="rollout-", dir=folders, ignore_cleanup_errors=True) as folder:
                 context = self._agent_context(gateway.url, key, Path(folder), seconds)
                 result, error = await self._run_agent(context, settings.timeout_s)
             end_if_pruned(self.live)  # the agent may have caught its cancellation
@@ -112,19 +113,17 @@ class AgentRollout:
         )
 
     async def _run_agent(self, ctx: AgentContext, timeout_s: float | None) -> tuple[AgentResult, BaseException | None]:
-        """The agent's result, or its crash or outage."""
+        """The agent's result, or its crash or outage. Cancelled once a fork's request is not in the record."""
         step = cast(Agent, self._context.step)
-        limit = asyncio.timeout(timeout_s)
+        self._limit = limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
                 result = await step.run(self._context.task, ctx)
         except (PluginError, ConfigError):
             raise
-        except TimeoutError:
-            if limit.expired():
-                error = TimeoutError(f"the agent did not end within timeout_s={timeout_s:g}")
-            return AgentResult(), error
         except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                error = TimeoutError(f"the agent did not end within timeout_s={timeout_s}")
             return AgentResult(), error
         if (problem := agent_problem(result)) is not None:
             raise PluginError(f"agent {origin(step)}: {problem}{defined_at(step, 'run')}")
@@ -226,6 +225,10 @@ class AgentRollout:
             context.counts.tokens += len(completion.token_ids)
             self._show(turn, completion, seconds)
         self.first(turn, () if completion is None else completion.entropies)
+
+    def mismatched(self) -> None:
+        if not self._limit.expired():
+            self._limit.reschedule(0.0)  # the agent would get refusals until it gives up
 
     def _show(self, turn: SessionTurn, completion: Completion, seconds: float) -> None:
         if (observer := self._context.observer) is None:

@@ -84,7 +84,7 @@ class Episodes:
             del self._episodes[episode.id]
             if episode in self._waiting:
                 self._waiting.remove(episode)
-            self._over[episode.id] = None if episode.result.done() else why
+            self._over[episode.id] = None if episode.result.done() else episode.session.mismatch or why
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
 

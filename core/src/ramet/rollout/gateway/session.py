@@ -56,6 +56,10 @@ class SessionWatch(Protocol):
         """The turn is complete after so many seconds in the engine; None: it failed."""
         ...
 
+    def mismatched(self) -> None:
+        """A request of a fork is not in the record (`AgentSession.mismatch`): the session has ended."""
+        ...
+
 
 class NoWatch:
     """The watch of a session that nothing follows."""
@@ -63,6 +67,7 @@ class NoWatch:
     def accepted(self, turn: SessionTurn) -> None: ...
     def first(self, turn: SessionTurn, entropies: Sequence[float]) -> None: ...
     def over(self, turn: SessionTurn, completion: Completion | None, seconds: float) -> None: ...
+    def mismatched(self) -> None: ...
 
 
 QUIET = NoWatch()
@@ -249,6 +254,7 @@ class AgentSession:
             f"{self._difference(request, digests, expected)}"
         )
         self._ended = True
+        self.watch.mismatched()
         raise BadRequest(self.mismatch, status=409, code="replay_mismatch")
 
     def _difference(self, request: TurnRequest, digests: Sequence[Digest], turn: SessionTurn) -> str:
