@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,12 +15,19 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ray")
 
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
+from ramet.cluster.launch import open_policy
 from ramet.cluster.ray import actor_base, policy
 from ramet.cluster.ray.actor_base import ActorProcess, interface_of, use_node_interface
-from ramet.config.schema import ClusterConfig, Config, PolicyConfig
+from ramet.config.schema import ClusterConfig, Config, ModelConfig, PolicyConfig, TrainConfig
+from ramet.models.tiny import make_tiny_model
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.checkpoint import store
+from ramet.policy.checkpoint.store import Checkpoint, Checkpoints, verify
 from ramet.policy.rank import PolicyRank
+from ramet.policy.spec import PolicySpec
 
 
 def test_rows_and_batch_of_a_step_are_put_into_the_object_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +128,36 @@ def test_gloo_and_nccl_use_the_interface_of_the_nodes_address(monkeypatch: pytes
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     use_node_interface()
     assert os.environ.pop("GLOO_SOCKET_IFNAME") == "lo" and "NCCL_SOCKET_IFNAME" not in os.environ
+
+
+def test_ranks_read_their_own_files_of_a_checkpoint_and_a_damaged_one_is_skipped_by_all(
+    two_nodes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks, each on a node. The driver reads only what no rank has written."""
+    model = ModelConfig(path=str(make_tiny_model(tmp_path / "tiny", hidden=32, layers=1, heads=2, intermediate=64)))
+    chosen = Config(model=model, cluster=ClusterConfig(name="ray", policy_workers=2, timeout_s=120))
+    spec = PolicySpec(
+        model=model, train=TrainConfig(), policy=PolicyConfig(), policy_loss=PpoClip(PpoClipConfig()), temperature=1.0,
+        max_response_tokens=8, total_steps=2, seed=1,
+    )  # fmt: skip
+    digest, hashed = store._sha256, list[str]()
+    monkeypatch.setattr(store, "_sha256", lambda path: hashed.append(path.name) or digest(path))
+
+    async def saved_and_found() -> Checkpoint | None:
+        async with open_policy(chosen, spec, folder=tmp_path) as ranks:
+            checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2, verify_with=ranks.verify)
+            for step in (1, 2):
+                await ranks.call(PolicyRank.stage, True)
+                await asyncio.to_thread(checkpoints.save, step, ranks.write_staged)
+            for name in ("rank_00001.pt", "__1_0.distcp"):
+                file = tmp_path / "checkpoints/step_000002" / name
+                file.write_bytes(file.read_bytes()[:-1] + b"?")
+            hashed.clear()
+            return await asyncio.to_thread(checkpoints.newest)
+
+    found = asyncio.run(saved_and_found())
+    assert found is not None and found.step == 1
+    assert hashed == [".metadata", ".metadata"]
+    [skipped] = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert skipped == "checkpoint step_000002 skipped: " + "; ".join(verify(tmp_path / "checkpoints/step_000002"))
+    assert skipped.count("does not match") == 2

@@ -6,6 +6,7 @@ Workers are real Ray actors around a stand-in for engine and scheduler, since a 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -16,7 +17,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -273,16 +274,19 @@ def scored(groups: Sequence[Group]) -> list[GroupRecord]:
     ]
 
 
-def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_a_lost_one(shared, tmp_path, monkeypatch):
+def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_one_that_cannot(
+    shared, tmp_path, monkeypatch
+):
     async def work(rollouts: RayRollouts) -> None:
         asked = tasks(*(f"short-r{i}" for i in range(8)))
         request = RolloutRequest(tasks=asked, step=3, plan=replace(PLAN, recorded=True))
-        for step, lost in ((3, False), (4, True)):
+        full_disk = OSError(errno.ENOSPC, "No space left on device")
+        for step, error in ((3, None), (4, WorkerLost("rollout worker 0 is lost")), (5, full_disk)):
             groups = [replace(g, rollouts=g.rollouts[:1]) for g in await rollouts.run(request)]
-            if lost:
+            if error is not None:
 
-                async def call(timeout_s: float, function: Any, *arguments: Any) -> Any:
-                    raise WorkerLost("rollout worker 0 is lost")
+                async def call(timeout_s: float, function: Any, *arguments: Any, error: Exception = error) -> Any:
+                    raise error
 
                 monkeypatch.setattr(rollouts.workers.dispatcher.workers[0], "call", call)
             await rollouts.recorder(tmp_path / f"rollouts/step_{step:06d}", scored(groups))
@@ -526,6 +530,50 @@ def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monke
     with pytest.raises(InfraError, match=r"at most 1 rollout workers"):
         with_rollouts(work, workers=1)
     assert len(list(tmp_path.glob("dies-0.*"))) == 2
+
+
+def test_workers_that_are_lost_with_their_node_count_once(with_rollouts, monkeypatch, caplog):
+    """Ray's nodes have one address here. A replacement that is lost counts again."""
+    monkeypatch.setattr(rollout_workers, "MAX_RESTARTS", 1)
+
+    async def work(rollouts: RayRollouts) -> int:
+        await rollouts.run(RolloutRequest(tasks=tasks("dies_once-0", "dies_once-1"), step=1, plan=PLAN))
+        async with asyncio.timeout(60):
+            while caplog.text.count("is replaced after") < 2:
+                await asyncio.sleep(0.05)
+        assert rollouts.workers.restarts == 2
+        await rollouts.run(RolloutRequest(tasks=tasks("dies_once-2"), step=2, plan=PLAN))
+        return 0
+
+    with pytest.raises(InfraError, match=r"at most 1 rollout workers"):
+        with_rollouts(work, workers=2)
+    assert caplog.text.count("(1 of at most 1 within") == 2
+
+
+def test_a_replacement_that_no_node_has_room_for_is_waited_for_while_others_work(shared, caplog):
+    class Late:
+        asked = 0
+
+        async def wait_started(self, timeout_s: float) -> None:
+            self.asked += 1
+            if self.asked < 3:
+                raise InfraError("it did not start")
+
+        def __str__(self) -> str:
+            return "rollout worker 2"
+
+    async def work(rollouts: RayRollouts) -> None:
+        late: Any = Late()
+        await rollouts.workers._wait_started(late, True)
+        assert late.asked == 3
+        with pytest.raises(InfraError, match="it did not start"):
+            await rollouts.workers._wait_started(cast(Any, Late()), False)
+
+    shared.do(work)
+    waited = [record.message for record in caplog.records if "no node has room" in record.message]
+    assert len(waited) == 2 and all(
+        line.startswith("rollout worker 2 has not started within cluster") for line in waited
+    )
 
 
 def test_only_replacements_of_the_last_while_count(with_rollouts, monkeypatch):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ramet.config.schema import Config, ModelConfig, PolicyConfig
 from ramet.models.tiny import make_tiny_model
 from ramet.planning.disk import DiskPlan, checkpoint_bytes, plan_disk
-from ramet.planning.memory import Inputs
+from ramet.planning.memory import Inputs, estimate
 from ramet.planning.model_shape import shape_of
 from ramet.planning.placement import Machine
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
@@ -57,3 +57,15 @@ def test_the_plan_counts_the_checkpoint_that_is_written_and_warns_of_a_small_dis
     assert "warning: the disk has 1 GB less" in str(replace(plan, there=7 * 10**9, free=10**9))
     assert str(replace(plan, kept=0, free=None)) == "model/ 1 GB; 1 GB in all"
     assert plan_disk("not estimated: no shapes", tmp_path, kept=3) == ""
+
+
+def test_the_plan_says_how_long_a_resume_hashes(make_inputs: Callable[..., Inputs], tmp_path: Path) -> None:
+    """32.8 billion parameters on 64 ranks take less than a minute; on one rank more than six."""
+    plan = DiskPlan(checkpoint=12 * 32_762_123_264, kept=2, model=10**9, free=None, verifiers=64)
+    assert str(plan).splitlines()[1:] == [
+        "a resume hashes 393 GB, with 64 ranks of 1 GB/s each in about 6 s; a file system that gives less bounds it"
+    ]
+    assert "with 1 rank of 1 GB/s each in about 393 s" in str(replace(plan, verifiers=1))
+    assert "under a second" in str(replace(plan, checkpoint=10**9))
+    assert "resume" not in str(replace(plan, kept=0))
+    assert "a resume hashes" in plan_disk(estimate(make_inputs()), tmp_path, kept=1)

@@ -361,3 +361,14 @@ def test_a_write_that_fails_is_a_checkpoint_error_and_leaves_the_old_one(make_sp
     found = checkpoints.newest()
     assert found is not None and found.step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+@pytest.mark.slow  # 64 threads, 30 s of CPU
+def test_a_checkpoint_of_64_ranks_is_read_by_32(tmp_path: Path) -> None:
+    """FSDP2's shards, the exchange of plans by torch and the files are as with processes; only gloo is not there."""
+    model = make_tiny_model(tmp_path / "tiny", hidden=32, layers=1, heads=2, intermediate=64)
+    script = Path(__file__).with_name("rank_threads.py")
+    command = [sys.executable, str(script), str(model), str(tmp_path / "checkpoints"), "64", "32"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split()[:2] == ["64", "files,"]

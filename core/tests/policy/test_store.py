@@ -15,9 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from ramet.errors import InfraError
 from ramet.policy.checkpoint import store as checkpoint
 from ramet.policy.checkpoint.checkpoint_list import list_checkpoints
-from ramet.policy.checkpoint.store import MANIFEST, Checkpoints, CheckpointScore, verify
+from ramet.policy.checkpoint.store import (
+    MANIFEST,
+    Checkpoints,
+    CheckpointScore,
+    note_hashes,
+    verify,
+    verify_part,
+)
 from ramet.policy.errors import CheckpointError
 
 
@@ -314,14 +322,79 @@ def test_files_are_hashed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monke
     assert checkpoints.newest() is not None
 
 
-def test_the_best_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def written_by(n_ranks: int, root: Path) -> Path:
+    """A checkpoint in which each rank has written two files, and the driver one."""
+
+    def write(folder: Path) -> None:
+        (folder / "trainer.json").write_text("{}")
+        for rank in range(n_ranks):
+            names = [f"__{rank}_0.distcp", f"rank_{rank:05d}.pt"]
+            for name in names:
+                (folder / name).write_text(f"{rank}")
+            note_hashes(folder, rank, names)
+
+    return Checkpoints(root, keep=1).save(1, write).folder
+
+
+@pytest.mark.parametrize(("wrote", "read"), [(4, 4), (64, 32), (3, 2), (2, 5), (1, 3)])
+def test_every_file_is_read_by_one_rank_or_by_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrote: int, read: int
+) -> None:
+    folder, digest, hashed = written_by(wrote, tmp_path), checkpoint._sha256, list[str]()
+    monkeypatch.setattr(checkpoint, "_sha256", lambda path: hashed.append(path.name) or digest(path))
+    parts = []
+    for rank in (None, *range(read)):
+        assert verify_part(folder, rank, read) == []
+        parts.append(sorted(hashed))
+        hashed.clear()
+    assert parts[0] == ["trainer.json"]
+    assert sorted(name for part in parts for name in part) == sorted(
+        path.name for path in folder.iterdir() if path.name != MANIFEST
+    )
+    assert max(map(len, parts[1:])) == 2 * -(-wrote // read)
+    if wrote == 64:
+        assert parts[6] == ["__10_0.distcp", "__11_0.distcp", "rank_00010.pt", "rank_00011.pt"]
+
+
+def test_a_rank_finds_damage_in_its_own_files_and_the_driver_reads_what_no_rank_is_noted_for(tmp_path: Path) -> None:
+    folder = written_by(2, tmp_path)
+    (folder / "rank_00001.pt").write_text("2")
+    [problem] = verify(folder)
+    assert problem.endswith("rank_00001.pt: its content does not match the manifest's hash")
+    assert [verify_part(folder, rank, 2) for rank in (None, 0, 1)] == [[], [], [problem]]
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    for entry in files.values():
+        entry.pop("rank", None)  # as earlier versions wrote it
+    (folder / MANIFEST).write_text(json.dumps({"files": files}))
+    assert [verify_part(folder, rank, 2) for rank in (None, 0, 1)] == [[problem], [], []]
+
+
+def test_old_checkpoints_stay_where_the_ranks_that_would_read_the_best_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(folder: Path) -> None:
+        writer("1")(folder)
+        CheckpointScore(metric="valid/reward", value=0.5).write(folder)
+
+    def lost(folder: Path) -> list[str]:
+        raise InfraError("policy rank 1 is lost")
+
+    Checkpoints(tmp_path, keep=1).save(1, write)
+    Checkpoints(tmp_path, keep=1, keep_best="valid/reward", verify_with=lost).save(2, writer("2"))
+    assert folders(tmp_path) == ["step_000001", "step_000002"]
+    assert "old checkpoints not deleted: policy rank 1 is lost" in caplog.text
+
+
+def test_the_best_is_hashed_once(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         writer("1")(folder)
         CheckpointScore(metric="valid/reward", value=0.5).write(folder)
 
     Checkpoints(tmp_path, keep=1, keep_best="valid/reward").save(1, write)
-    later, read = Checkpoints(tmp_path, keep=1, keep_best="valid/reward"), []
-    monkeypatch.setattr(checkpoint, "verify", lambda folder: read.append(folder) or verify(folder))
+    read: list[Path] = []
+    later = Checkpoints(
+        tmp_path, keep=1, keep_best="valid/reward", verify_with=lambda folder: read.append(folder) or verify(folder)
+    )
     for _ in range(3):
         assert later.best(1) is not None
     assert read == [tmp_path / "step_000001"]

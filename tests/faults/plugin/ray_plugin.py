@@ -5,15 +5,17 @@ Each strikes once: a file in `folder` says that it has.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import faults_plugin
+import ray
 import torch.distributed
 
 from ramet import (
@@ -60,6 +62,7 @@ class StrikerConfig:
     kill: str = ""  # STEP/PATH of the rollout whose call kills the worker
     stop: str = ""  # or stops it
     fail: str = ""  # or makes its engine fail
+    wait: list[int] = field(default_factory=list)  # steps whose calls wait until the test lets them continue
 
 
 class Striker:
@@ -80,6 +83,8 @@ class Striker:
             strike(Path(self.config.folder), signal.SIGSTOP)
         if where == self.config.fail and first(Path(self.config.folder), "engine"):
             Forward.decode = out_of_memory  # type: ignore[method-assign]
+        if (step := int(call.rollout.split("/")[1])) in self.config.wait:
+            await released(Path(self.config.folder), step)
         return ToolResult(text=hashlib.sha256(call.arguments["text"].encode()).hexdigest()[:6])
 
 
@@ -103,6 +108,13 @@ class Deadly:
         if int(batch.policy_versions.max()) + 1 == self.config.step and rank == self.config.rank:
             strike(Path(self.config.folder), signal.SIGKILL)
         return LossOutput(per_token=-batch.advantages * batch.logprobs)
+
+
+async def released(folder: Path, step: int) -> None:
+    """Write on which node this call is, and wait for the test's file."""
+    (folder / f"waiting_{step}_{ray.get_runtime_context().get_node_id()}").touch()
+    while not (folder / f"continue_{step}").exists():
+        await asyncio.sleep(0.05)
 
 
 def strike(folder: Path, number: signal.Signals) -> None:

@@ -80,6 +80,12 @@ class Ranks(Protocol):
         """Call `PolicyRank.write_staged` on all ranks, from any thread."""
         ...
 
+    def verify(self, folder: Path) -> list[str]:
+        """Problems of a checkpoint, as of `store.verify`; every rank reads its own files. From any thread but the event
+        loop's.
+        """
+        ...
+
     def progress(self) -> PassProgress | None:
         """The progress of the first rank; from any thread. May be a second old. None: nothing that is counted."""
         ...

@@ -27,6 +27,7 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
+from ramet.policy.checkpoint.store import verify
 from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
@@ -170,6 +171,9 @@ class LocalRanks:
 
     def write_staged(self, folder: Path) -> None:
         self.rank.write_staged(folder)
+
+    def verify(self, folder: Path) -> list[str]:
+        return verify(folder)
 
     def progress(self) -> PassProgress | None:
         return self.rank.progress

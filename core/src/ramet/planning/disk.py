@@ -2,6 +2,8 @@
 
 A checkpoint has the trained parameters and AdamW's two moments of them, in float32: 12 bytes a parameter. With LoRA
 only the adapter's parameters count. A critic adds the same. DeepSpeed keeps the weights of its passes in addition.
+
+A resume of `ramet train` compares the hash of every file: each rank of those that it reads, all at once.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ramet.types import Need
 
 STATES = 3  # of a trained parameter: itself and two moments
 GB = 10**9
+SHA256_BYTES_PER_S = GB  # of a core of an AMD EPYC with other work on it (November 2026); 1.8 GB/s without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class DiskPlan:
     kept: int  # checkpoints, the best included
     model: int  # the folder model/
     there: int = 0  # of these, in the run's directory already
+    verifiers: int = 0  # ranks that hash a checkpoint at a resume; 0: none is hashed
     free: int | None  # on the disk of the run's directory; None: it is of another machine
 
     @property
@@ -46,10 +50,22 @@ class DiskPlan:
         free += "" if self.free is None else f"; {_gb(self.free)} free"
         line = f"{checkpoints if self.kept else ''}model/ {_gb(self.model)}; {_gb(self.need)} in all{free}"
         missing = self.need - self.there - (self.free or 0)
-        if self.free is None or missing <= 0:
-            return line
-        fewer = ": free some space, or keep fewer checkpoints" if self.kept else ": free some space"
-        return f"{line}\nwarning: the disk has {_gb(missing)} less than that{fewer}"
+        if self.free is not None and missing > 0:
+            fewer = ": free some space, or keep fewer checkpoints" if self.kept else ": free some space"
+            line += f"\nwarning: the disk has {_gb(missing)} less than that{fewer}"
+        return line + self._resume()
+
+    def _resume(self) -> str:
+        """Say how long a resume hashes, if a checkpoint is kept."""
+        if not self.verifiers or not self.kept:
+            return ""
+        seconds = self.checkpoint / self.verifiers / SHA256_BYTES_PER_S
+        took = "under a second" if seconds < 1 else f"about {seconds:,.0f} s"
+        by = "1 rank" if self.verifiers == 1 else f"{self.verifiers} ranks"
+        return (
+            f"\na resume hashes {_gb(self.checkpoint)}, with {by} of {_gb(SHA256_BYTES_PER_S)}/s each in {took}; a "
+            "file system that gives less bounds it"
+        )
 
 
 def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
@@ -60,7 +76,8 @@ def plan_disk(memory: MemoryPlan | str, folder: Path, *, kept: int) -> str:
     free = shutil.disk_usage(nearest_folder(folder)).free if inputs.machine.written is None else None
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else MASTER
     model = size * inputs.shape.n_parameters
-    plan = DiskPlan(checkpoint=checkpoint_bytes(inputs), kept=kept, model=model, free=free)
+    verifiers = 0 if isinstance(inputs, SftInputs) else memory.placement.ranks  # `ramet sft` hashes no checkpoint
+    plan = DiskPlan(checkpoint=checkpoint_bytes(inputs), kept=kept, model=model, free=free, verifiers=verifiers)
     written = sum(file.stat().st_size for name in ("checkpoints", "model") for file in (folder / name).rglob("*"))
     return str(replace(plan, there=0 if free is None else min(written, plan.need)))
 

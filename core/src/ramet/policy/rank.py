@@ -28,6 +28,7 @@ from ramet.policy.batching.shared import unique_token_share
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.checkpoint.state import export_model
+from ramet.policy.checkpoint.store import verify_part
 from ramet.policy.critic import ValueModel, ValueObjective, explained_variance
 from ramet.policy.distributed.ranks import require_ranks, sequence_parallel_group
 from ramet.policy.distributed.sharding import reshard
@@ -211,6 +212,10 @@ class PolicyRank:
         """
         for model, name in self._saved():
             model.write_staged(folder / name)
+
+    def verify(self, folder: Path) -> list[str]:
+        """Return the problems of a checkpoint's files that this rank reads (`store.verify_part`); in any thread."""
+        return verify_part(folder, self.rank, self.layout.world_size)
 
     def load(self, folder: Path) -> None:
         """Continue exactly where the checkpoint was staged, by as many ranks or others. Raises `CheckpointError`."""

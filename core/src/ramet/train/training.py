@@ -93,7 +93,10 @@ async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preem
         with open_trackers(config, run_dir.path, prepared.total_steps) as tracker:
             with preemption.deferred():
                 checkpoints = Checkpoints(
-                    run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
+                    run_dir.checkpoints,
+                    keep=config.train.keep_checkpoints,
+                    keep_best=config.train.keep_best,
+                    verify_with=backend.policy.verify,
                 )
                 prefixes = prefix_store(config, components)
                 state = await _restore(checkpoints, backend, tracker, prefixes, prepared.data["train"].fingerprint)
@@ -160,7 +163,7 @@ async def _restore(
     checkpoints: Checkpoints, backend: Backend, tracker: Tracker, prefixes: PrefixStore | None, data: str
 ) -> TrainState:
     """The state to resume from: the newest verified checkpoint's, or a new one. `data` is the data's fingerprint."""
-    newest = await asyncio.to_thread(checkpoints.newest)  # hashes all of it, while pings are to be answered
+    newest = await asyncio.to_thread(checkpoints.newest)  # ranks hash it, which this event loop asks
     if newest is None:
         tracker.rewind(-1)
         return TrainState(data_fingerprint=data)

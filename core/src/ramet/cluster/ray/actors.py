@@ -260,3 +260,7 @@ class PolicyActor(Actor, PolicyRank):
     @in_group(SAVE)
     def write_staged(self, folder: Path) -> None:
         super().write_staged(folder)
+
+    @in_group(SAVE)
+    def verify(self, folder: Path) -> list[str]:
+        return super().verify(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -18,6 +19,7 @@ from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.checkpoint.store import verify_part
 from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
@@ -126,6 +128,12 @@ class RayRanks:
 
     def write_staged(self, folder: Path) -> None:
         asyncio.run_coroutine_threadsafe(self.call(PolicyRank.write_staged, folder), self._loop).result()
+
+    def verify(self, folder: Path) -> list[str]:
+        by_ranks = asyncio.run_coroutine_threadsafe(self.call_each(PolicyActor.verify, folder), self._loop)
+        own = verify_part(folder, None, len(self.ranks))
+        found = itertools.chain(own, *by_ranks.result())
+        return sorted(set(found))  # a manifest that cannot be read is found by all
 
     def progress(self) -> PassProgress | None:
         progress = self.ranks[0].progress if self.ranks else None

@@ -1,6 +1,6 @@
 """The record of a step, written by the workers that ran its groups, while the policy learns.
 
-The driver sends rewards and advantages, and writes the groups of workers that are lost.
+The driver sends rewards and advantages, and writes the groups of workers that are lost or have a full disk.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class RecordParts:
                 if elsewhere is not None:
                     await self._fetch(worker, elsewhere, path)
                 return
-            except InfraError:
-                pass  # it is lost or stuck, which others notice; the driver has its groups too
+            except (InfraError, OSError):
+                pass  # it is lost or stuck, which others notice, or its disk is full; the driver has its groups too
         await asyncio.to_thread(write_records, path, [record for _, record in groups])
 
     async def _fetch(self, worker: RayWorker, source: Path, path: Path) -> None:

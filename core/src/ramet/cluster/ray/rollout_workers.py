@@ -1,6 +1,7 @@
 """The rollout workers of a run: started, replaced if they are lost, given weights, put to sleep and woken.
 
-A worker that dies, or is silent, is replaced: a new one takes its slot and gets the current weights.
+A worker that dies, or is silent, is replaced: a new one takes its slot and gets the current weights. If its node is
+lost, Ray moves the slot to a node that has room, or that joins; until then the others run all groups.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from ramet.cluster.counts import Counts
@@ -26,6 +28,23 @@ from ramet.io import repeats
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # of rollout workers, within RESTART_WINDOW_S: a long run may lose one now and then
 RESTART_WINDOW_S = 1800.0
+NODE_LOST_S = 30.0  # between the losses of the first and the last worker of a node that is lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """One or several workers of a node that were lost together."""
+
+    at: float
+    node: str | None  # None: the worker had not started
+
+    def explains(self, worker: RayWorker, now: float) -> bool:
+        """Whether this worker was lost with those: it ran there when they were, or Ray, which learns of a node's death
+        later, had placed it there.
+        """
+        if now - self.at > NODE_LOST_S:
+            return False
+        return worker.process is None or (worker.process.node == self.node and worker.started_at < self.at)
 
 
 class RolloutWorkers:
@@ -40,7 +59,7 @@ class RolloutWorkers:
         self.transfer: WeightTransfer | None = None
         self.before_wake: Callable[[], Awaitable[None]] | None = None
         self.restarts = 0
-        self._recent: list[float] = []  # when workers were replaced, within the window
+        self._recent: list[_Loss] = []  # within the window
         self._pool = pool
         self._setup = RolloutSetup(
             config=pool.config, branching=branching, services=pool.services, tool_sets=tools.sets
@@ -139,8 +158,11 @@ class RolloutWorkers:
                 self.replace(worker, error)
         return counts
 
-    async def _start(self, number: int) -> None:
-        """A new worker with the current weights. Raises `WorkerLost` if it is lost meanwhile; it is replaced then."""
+    async def _start(self, number: int, *, patiently: bool = False) -> None:
+        """A new worker with the current weights. `patiently`: while others work, it may wait for a node without end.
+
+        Raises `WorkerLost` if it is lost meanwhile; it is replaced then.
+        """
         worker = self._pool.start(
             RolloutActor,
             f"rollout worker {number}",
@@ -151,7 +173,7 @@ class RolloutWorkers:
         )
         self._numbers[worker] = number
         try:
-            await worker.wait_started(self._pool.timeout_s)
+            await self._wait_started(worker, patiently)
             await self._wait_for(lambda: self._has_room)
             self._starting.add(worker)
             self._info = await worker.call(self._pool.timeout_s, RolloutActor.start)
@@ -165,6 +187,26 @@ class RolloutWorkers:
         finally:
             self._starting.discard(worker)
             await self._notify()
+
+    async def _wait_started(self, worker: RayWorker, patiently: bool) -> None:
+        while True:
+            try:
+                await worker.wait_started(self._pool.timeout_s)
+                return
+            except WorkerLost:
+                raise
+            except InfraError:
+                working = len(self.dispatcher.workers)
+                if not patiently or not working:
+                    raise
+                logger.warning(
+                    "%s has not started within cluster.timeout_s=%g: no node has room for it. The run continues with "
+                    "%d of %d rollout workers; a node that joins gets it",
+                    worker,
+                    self._pool.timeout_s,
+                    working,
+                    self._pool.config.cluster.rollout_workers,
+                )
 
     async def _give_weights(self, worker: RayWorker) -> None:
         """Send the current weights to a new engine; others may come meanwhile."""
@@ -196,8 +238,7 @@ class RolloutWorkers:
         self.dispatcher.remove(worker)
         self._pool.stop(worker)
         self.restarts += 1
-        now = time.monotonic()
-        self._recent = [*(at for at in self._recent if now - at < RESTART_WINDOW_S), now]
+        self._count(worker)
         if len(self._recent) > MAX_RESTARTS:
             self._pool.fail(
                 InfraError(
@@ -215,10 +256,17 @@ class RolloutWorkers:
         )
         self._pool.create_task(self._restart(number))
 
+    def _count(self, lost: RayWorker) -> None:
+        """Count a loss. A node takes all its workers with it, eight or more, which is one."""
+        now = time.monotonic()
+        self._recent = [loss for loss in self._recent if now - loss.at < RESTART_WINDOW_S]
+        if not any(loss.explains(lost, now) for loss in self._recent):
+            self._recent.append(_Loss(at=now, node=None if lost.process is None else lost.process.node))
+
     async def _restart(self, number: int) -> None:
         started = time.monotonic()
         try:
-            await self._start(number)
+            await self._start(number, patiently=True)
         except WorkerLost:
             return  # `_start` has called `_replace` for it
         except Exception as error:

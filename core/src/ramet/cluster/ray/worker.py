@@ -59,6 +59,7 @@ class RayWorker:
         driver = DriverEnvironment.capture()
         self.name = name
         self.process: ActorProcess | None = None
+        self.started_at = 0.0  # time.monotonic() when `process` was known
         self.progress: RolloutProgress | PassProgress | None = None  # as of its last ping
         self._passed_at = 0.0  # time.monotonic() when a ping last reported another micro-batch
         self.actor = (
@@ -79,6 +80,7 @@ class RayWorker:
     async def wait_started(self, timeout_s: float) -> ActorProcess:
         """Wait until its process runs."""
         self.process = await self.call(timeout_s, Actor.process)
+        self.started_at = time.monotonic()
         logger.debug("%s has started", self)
         return self.process
 

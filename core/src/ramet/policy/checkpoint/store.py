@@ -3,7 +3,7 @@
 Writing: `.tmp_step_…/` in the same file system, every file fsynced, `MANIFEST.json` with sizes and hashes last, then
 the rename to `step_000012/`; only then are old ones pruned, which renames each before it is deleted. Reading: newest
 first, hashes compared; a damaged one is skipped with a warning that names file and reason. No pointer file could be out
-of date.
+of date. The manifest says which rank wrote a file, so that ranks share the hashing of a checkpoint of many gigabytes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ramet.errors import InfraError
 from ramet.io.atomic import finish_removals, remove_folder, sync, sync_tree, write_file
 from ramet.io.os_errors import os_error_text
 from ramet.policy.errors import CheckpointError, CheckpointNotWritten
@@ -36,6 +37,7 @@ _NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
 HASHERS = 8  # threads: a checkpoint of 91 GB takes one of them a minute and more
 SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
 Key = TypeVar("Key")
+Verify = Callable[[Path], list[str]]  # the problems of a checkpoint, as of `verify`
 FileTimes = frozenset[tuple[str, int, int]]  # path, size and time of the last change in ns of every file of a folder
 
 
@@ -66,13 +68,18 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run in one folder. Only one process may write there (the run directory's lock)."""
 
-    def __init__(self, root: Path, *, keep: int, keep_best: str | None = None) -> None:
-        """`keep_best`: the checkpoint with the best score in this metric is kept in addition to the newest `keep`."""
+    def __init__(
+        self, root: Path, *, keep: int, keep_best: str | None = None, verify_with: Verify | None = None
+    ) -> None:
+        """`keep_best`: the checkpoint with the best score in this metric is kept in addition to the newest `keep`.
+        `verify_with`: what reads a checkpoint in place of this process (`cluster.interfaces.Ranks.verify`).
+        """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.root = root
         self.keep = keep
         self.keep_best = keep_best
+        self._verify = verify_with or verify
         self._whole: dict[Path, FileTimes] = {}  # verified or written by this object; hashing them again takes minutes
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
@@ -85,7 +92,7 @@ class Checkpoints:
         temporary = self.root / f".tmp_step_{step:06d}_{os.getpid()}"
         try:
             self.root.mkdir(exist_ok=True)
-            _free_name(final)
+            self._free_name(final)
             self._check_space()
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
@@ -128,6 +135,23 @@ class Checkpoints:
         """Add the score of a checkpoint that was validated after it was written."""
         score.write(self.root / f"step_{step:06d}")
 
+    def _free_name(self, final: Path) -> None:
+        """Delete a damaged checkpoint of this name, never replace an intact one, rename any other folder."""
+        if not os.path.lexists(final):
+            return
+        if _is_ours(final):
+            if not self._verify(final):
+                raise CheckpointError(
+                    f"{final}: there is an intact checkpoint of this step already; it is not replaced"
+                )
+            remove_folder(final)
+            return
+        suffixes = itertools.chain([""], (f"_{n}" for n in itertools.count(1)))
+        paths = (final.with_name(f"other_{final.name}{suffix}") for suffix in suffixes)
+        aside = next(path for path in paths if not os.path.lexists(path))
+        logger.warning("%s: no checkpoint of Ramet's; renamed to %s", final, aside.name)
+        final.rename(aside)
+
     def _check_space(self) -> None:
         last = _newest_first(self.root)[:1]
         needed = int(SPARE * sum(_size(checkpoint.folder) for checkpoint in last))
@@ -145,7 +169,11 @@ class Checkpoints:
         """
         ours = (checkpoint for checkpoint in _newest_first(self.root) if _is_ours(checkpoint.folder))
         older = [checkpoint for checkpoint in ours if checkpoint.step <= saved.step]
-        best = self.best(saved.step)
+        try:
+            best = self.best(saved.step)
+        except InfraError as error:  # a rank that reads it is lost; the new one is saved
+            logger.warning("old checkpoints not deleted: %s", error)
+            return
         for checkpoint in older[self.keep :]:
             if best is None or checkpoint != best[0]:
                 try:
@@ -169,7 +197,7 @@ class Checkpoints:
         return (file_times is not None and file_times == _file_times(checkpoint.folder)) or self._verified(checkpoint)
 
     def _verified(self, checkpoint: Checkpoint) -> bool:
-        times, problems = _file_times(checkpoint.folder), verify(checkpoint.folder)
+        times, problems = _file_times(checkpoint.folder), self._verify(checkpoint.folder)
         if problems:
             logger.warning("checkpoint %s skipped: %s", checkpoint.folder.name, "; ".join(problems))
         else:
@@ -198,21 +226,55 @@ def best_of(scores: Iterable[tuple[Key, CheckpointScore | None]], metric: str) -
     return max(comparable, key=lambda pair: pair[1].value, default=None)  # the first of equal ones
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ManifestFile:
+    """A file in a manifest."""
+
+    size: int
+    sha256: str
+    rank: int | None  # that wrote it; None: the driver did, or a version of Ramet that did not note it
+
+    @classmethod
+    def of(cls, noted: Mapping[str, Any]) -> _ManifestFile:
+        """Raises `_NO_MANIFEST`."""
+        rank = noted.get("rank")
+        return cls(size=int(noted["size"]), sha256=str(noted["sha256"]), rank=None if rank is None else int(rank))
+
+
 def verify(folder: Path) -> list[str]:
     """Problems of a checkpoint, one line per file; empty if it is intact."""
+    return _problems(folder, lambda files: list(files))
+
+
+def verify_part(folder: Path, rank: int | None, world_size: int) -> list[str]:
+    """The same for the files that `rank`, one of `world_size`, reads; None: for those that no rank wrote.
+
+    Every file is in one part. Ranks that write a file and read it are neighbours, also if they are fewer or more now.
+    """
+
+    def own(files: Mapping[str, _ManifestFile]) -> list[str]:
+        writers = sorted({entry.rank for entry in files.values() if entry.rank is not None})
+        readers = {writer: i * world_size // len(writers) for i, writer in enumerate(writers)}
+        return [name for name, entry in files.items() if (None if entry.rank is None else readers[entry.rank]) == rank]
+
+    return _problems(folder, own)
+
+
+def _problems(folder: Path, choose: Callable[[Mapping[str, _ManifestFile]], Collection[str]]) -> list[str]:
     try:
         expected = _read_manifest(folder)
     except _NO_MANIFEST as error:
         return [f"{folder / MANIFEST}: not a manifest: {error!r}"]
+    chosen = choose(expected)
     with ThreadPoolExecutor(HASHERS) as pool:  # SHA-256 lets other threads run
-        problems = pool.map(lambda name: _compare(folder / name, *expected[name]), expected)
-        return [f"{folder / name}: {problem}" for name, problem in zip(expected, problems, strict=True) if problem]
+        problems = pool.map(lambda name: _compare(folder / name, expected[name]), chosen)
+        return [f"{folder / name}: {problem}" for name, problem in zip(chosen, problems, strict=True) if problem]
 
 
-def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """File -> size and hash. Raises `_NO_MANIFEST`."""
+def _read_manifest(folder: Path) -> dict[str, _ManifestFile]:
+    """The files by name. Raises `_NO_MANIFEST`."""
     entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
+    return {str(name): _ManifestFile.of(entry) for name, entry in entries.items()}
 
 
 def _is_ours(folder: Path) -> bool:
@@ -223,13 +285,13 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-def _compare(path: Path, size: int, digest: str) -> str | None:
+def _compare(path: Path, expected: _ManifestFile) -> str | None:
     try:
         if not path.is_file():
             return "missing"
-        if path.stat().st_size != size:
-            return f"{path.stat().st_size} bytes, the manifest says {size}"
-        return None if _sha256(path) == digest else "its content does not match the manifest's hash"
+        if path.stat().st_size != expected.size:
+            return f"{path.stat().st_size} bytes, the manifest says {expected.size}"
+        return None if _sha256(path) == expected.sha256 else "its content does not match the manifest's hash"
     except OSError as error:
         return f"cannot be read: {error}"
 
@@ -246,22 +308,6 @@ def _newest_first(root: Path) -> list[Checkpoint]:
     return sorted(checkpoints, key=lambda checkpoint: -checkpoint.step)
 
 
-def _free_name(final: Path) -> None:
-    """A damaged checkpoint of this name is deleted, an intact one is never replaced, any other folder is renamed."""
-    if not os.path.lexists(final):
-        return
-    if _is_ours(final):
-        if not verify(final):
-            raise CheckpointError(f"{final}: there is an intact checkpoint of this step already; it is not replaced")
-        remove_folder(final)
-        return
-    suffixes = itertools.chain([""], (f"_{n}" for n in itertools.count(1)))
-    paths = (final.with_name(f"other_{final.name}{suffix}") for suffix in suffixes)
-    aside = next(path for path in paths if not os.path.lexists(path))
-    logger.warning("%s: no checkpoint of Ramet's; renamed to %s", final, aside.name)
-    final.rename(aside)
-
-
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -270,7 +316,7 @@ def note_hashes(folder: Path, rank: int, names: Iterable[str]) -> None:
     """Write the hashes of a rank's files in `folder` for `Checkpoints.save`, so that ranks hash in parallel, and each
     only its own files.
     """
-    hashes = {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+    hashes = {name: _hashed(folder / name) | {"rank": rank} for name in names}
     write_file(folder / f"{HASHES}{rank:05d}", json.dumps(hashes))
 
 
@@ -292,11 +338,15 @@ def _seal(folder: Path) -> None:
     sync_tree(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {
-        file.relative_to(folder).as_posix(): noted.get(file) or {"size": file.stat().st_size, "sha256": _sha256(file)}
+        file.relative_to(folder).as_posix(): noted.get(file) or _hashed(file)
         for file in files
         if file != folder / SCORE
     }
     write_file(folder / MANIFEST, json.dumps({"files": entries}, indent=1) + "\n")
+
+
+def _hashed(path: Path) -> dict[str, int | str]:
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:
