@@ -1,6 +1,6 @@
 """An ordinary program of the package `openai-agents`: it answers word problems, and computes with a tool of its own.
 
-Ramet trains it as it is: `rollout_step=function rollout_step.params.function=scripts/quickstart/openai_calculator.py:run`.
+The recipe `quickstart_smollm2_agent` trains it as it is.
 """
 
 import ast

@@ -6,7 +6,7 @@ gateway, `hermes` runs Ramet's own loop with Ramet's tool `python`. Each model i
 in the way in which it was trained; `base`, the model before SFT, and `sft` through the agent. What is finished is kept
 below ROOT and skipped; a run that was stopped continues, SFT begins again.
 
-    python bench/gateway/smollm2.py --root ROOT [--seed 1] [--set key=value …]
+    python bench/gateway/learning_smollm2.py --root ROOT [--seed 1] [--passes 8] [--set key=value …] [--only STAGE …]
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ import smollm2
 import word_problems
 from harness import commit, write_results
 from phases import Phases
-from real import AGENT, PROBLEMS, SAMPLES, Folders, RealQuickstart
+from real import AGENT, PROBLEMS, ROUNDS, SAMPLES, Folders, RealQuickstart
 
 from ramet import api
 from ramet.train import training
 
-NAME = "gateway_smollm2"
+NAME = "gateway_learning_smollm2"
 BUILT_IN = ("rollout_step=hermes", "rollout_step.system_prompt=never", "tools=[python]")
 WAYS = {"agent": AGENT, "hermes": replace(AGENT, keys=(AGENT.keys[0], *BUILT_IN))}
 
 
-def teach(teacher: RealQuickstart, base: Path) -> dict[str, Any]:
-    """The data, and SFT from the model `base`."""
+def teach(teacher: RealQuickstart, base: Path, passes: int) -> dict[str, Any]:
+    """The data, and at most so many passes of SFT from the model `base`."""
     folders = teacher.folders
     shutil.rmtree(folders.inputs, ignore_errors=True)
     folders.data.mkdir(parents=True)
     word_problems.write(folders.data, teacher.options.seed, teacher.kind.row)
-    return {"held_out_losses": teacher.sft_passes(base)}
+    return {"held_out_losses": teacher.sft_passes(base, passes)}
 
 
 def train(teacher: RealQuickstart, way: str) -> dict[str, Any]:
@@ -88,20 +88,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="where runs are made")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--passes", type=int, default=ROUNDS, help="of SFT at most (default: %(default)s)")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="other settings than the recipe's")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="these stages, beside a process that does others")
     options = parser.parse_args()
     root = options.root.resolve()
     given = argparse.Namespace(seed=options.seed, steps=None, keys=["train.save_every=4", *options.set])
     teachers = {way: RealQuickstart(given, Folders(root, "agent"), kind) for way, kind in WAYS.items()}
     teacher, stages = teachers["agent"], Stages(root)
     base = smollm2.model_folder(learning.REPOSITORY / "runs/models")
-    stages("sft", partial(teach, teacher, base))
-    stages("sft-measured", partial(measure, teacher, teacher.folders.inputs / "sft/model"))
+    works = {
+        "sft": partial(teach, teacher, base, options.passes),
+        "sft-measured": partial(measure, teacher, teacher.folders.inputs / "sft/model"),
+    }
     for way, one in teachers.items():
-        stages(way, partial(train, one, way))
-        stages(f"{way}-measured", partial(measure, one, root / way / "model"))
-    stages("base-measured", partial(measure, teacher, base))
-    report(stages.found, options)
+        works[way] = partial(train, one, way)
+        works[f"{way}-measured"] = partial(measure, one, root / way / "model")
+    works["base-measured"] = partial(measure, teacher, base)
+    for name in options.only or works:
+        stages(name, works[name])
+    if not options.only:
+        report(stages.found, options)
 
 
 def report(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
@@ -112,7 +119,7 @@ def report(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
     for name, values in body.items():
         print(name, json.dumps(values))
     settings = {
-        "seed": options.seed, "set": options.set, "problems": PROBLEMS, "samples": SAMPLES,
+        "seed": options.seed, "passes": options.passes, "set": options.set, "problems": PROBLEMS, "samples": SAMPLES,
         "reached": learning.REACHED, "mean_of": learning.SHORT,
     }  # fmt: skip
     stages = [{"stage": name, **values} for name, values in found.items()]
