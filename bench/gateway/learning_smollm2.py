@@ -127,5 +127,6 @@ def report(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("ramet").setLevel(logging.INFO)
     main()
