@@ -114,7 +114,8 @@ def main() -> None:
 def report(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Print what came out, and write it."""
     runs = [found[way] for way in WAYS]
-    accuracy = {name: found[f"{name}-measured"]["estimate"] for name in ("base", "sft", *WAYS)}
+    measured = {name.removesuffix("-measured"): one for name, one in found.items() if name.endswith("-measured")}
+    accuracy = {name: one["estimate"] for name, one in measured.items()}
     body = {"accuracy": accuracy} | {way: values for way, values in learning.summary(runs).items() if way in WAYS}
     for name, values in body.items():
         print(name, json.dumps(values))
