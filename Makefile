@@ -18,9 +18,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-re
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small model to use a tool (TOOL=search|python|agent SEED=1), or a real one (MODEL=smollm2|FOLDER PROOF=1)
+quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small model to use a tool (TOOL=search|python|agent SEED=1), or a real one (MODEL=smollm2|FOLDER TOOL=agent PROOF=1)
 	$(if $(filter agent,$(TOOL)),$(PIP) install "openai-agents>=0.24")
-	$(BIN)/python scripts/quickstart --seed $(SEED) $(if $(MODEL),--model $(MODEL) $(if $(PROOF),--proof),--tool $(TOOL))
+	$(BIN)/python scripts/quickstart --seed $(SEED) --tool $(TOOL) $(if $(MODEL),--model $(MODEL) $(if $(PROOF),--proof))
 
 test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
 	$(PYTEST) $(PYTEST_ARGS)

