@@ -243,7 +243,7 @@ class ModelTrainer:
         size = self.layout.world_size
         ways = [
             f"Lower policy.max_microbatch_tokens={self._policy.max_microbatch_tokens}",
-            "" if self._policy.activation_checkpointing else "set policy.activation_checkpointing=true",
+            "" if self._policy.checkpoint_every == 1 else "set policy.activation_checkpointing=true",
             f"raise cluster.policy_workers={size}"
             if size > 1
             else "use several ranks (cluster=ray cluster.policy_workers=2)",

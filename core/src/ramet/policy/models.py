@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig, SharePrefixes
 from ramet.errors import ConfigError
@@ -58,9 +59,8 @@ def build_trainable(
         model.float()  # type: ignore[no-untyped-call]
     check_head(model)
     _disable_dropout(model)
-    if policy.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
+    if policy.checkpoint_every:
+        checkpoint_blocks(model, policy.checkpoint_every)
     _install_attention(model, policy.share_prefixes, resolve_device(config), group)
     wrapped = wrap(model, group)
     if policy.compile:
@@ -126,6 +126,24 @@ def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The transformer blocks: the modules that transformers never splits over devices."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def checkpoint_blocks(model: PreTrainedModel, every: int = 1) -> None:
+    """Let every `every`-th block keep only its input, and compute the rest again in the backward pass.
+
+    The last block is one of them only if all are: when its backward pass comes, all that others keep is still there.
+    Raises `ConfigError` for a model whose blocks cannot be chosen, or has fewer.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    blocks = [block for block in blocks_of(model) if isinstance(block, GradientCheckpointingLayer)]
+    if every > max(len(blocks), 1):
+        raise ConfigError(
+            f"policy.activation_checkpointing={every}: {type(model).__name__} has {len(blocks)} blocks that can be "
+            "checkpointed one by one; allowed: true, false and at most their number"
+        )
+    for after, block in enumerate(reversed(blocks)):
+        block.gradient_checkpointing = after % every == every - 1
 
 
 def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
