@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
@@ -28,6 +28,7 @@ from ramet.policy.spec import PolicySpec
 
 logger = logging.getLogger(__name__)
 HOST = torch.device("cpu")
+VARIANTS = 32  # of a compiled block; torch stops at 8, and computes the others without compilation
 M = TypeVar("M", bound=torch.nn.Module)
 
 
@@ -150,14 +151,18 @@ def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
     """torch.compile of every transformer block, in place; names of parameters stay. Before the model is sharded.
 
     One block is compiled, and the others, which are alike, reuse its code. Sequence lengths differ from micro-batch to
-    micro-batch, so shapes are dynamic from the first call. Compilation happens in the first pass. Inductor needs
-    Triton on CUDA, and on a CPU a C++ compiler. Raises `ConfigError` where torch would silently not compile.
+    micro-batch, so shapes are dynamic from the first call. A block is compiled again with and without gradients, for
+    the first block and others, with and without a plan of prefixes, and in FSDP's first pass. Compilation happens in
+    the first pass. Inductor needs Triton on CUDA, and on a CPU a C++ compiler. Raises `ConfigError` where torch would
+    silently not compile.
     """
     if os.environ.get(COMPILER_OFF) == "1":
         raise ConfigError(
             f"policy.compile=true: {COMPILER_OFF}=1 switches compilation off in this process (engine=vllm sets it on a "
             "CPU); use cluster=ray, where engine and policy are apart, or leave policy.compile out"
         )
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, VARIANTS)
     for block in blocks_of(model):
         block.compile(dynamic=True, backend=backend)
 
