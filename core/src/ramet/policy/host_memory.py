@@ -44,7 +44,7 @@ def pinned_bytes(sizes: Iterable[int]) -> int:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from host memory to `device`. A GPU is not waited for, as it is where memory is not pinned."""
+    """Copy from host memory to `device` without waiting for it; from memory that is not pinned a copy to a GPU would."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
