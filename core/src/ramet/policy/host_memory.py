@@ -44,7 +44,7 @@ def pinned_bytes(sizes: Iterable[int]) -> int:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from host memory to `device` without waiting for it; from memory that is not pinned a copy to a GPU would."""
+    """Copy from host memory to `device` without waiting for it, as a GPU's copy does from memory that is not pinned."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
