@@ -45,9 +45,9 @@ CACHE_TOKENS = 64 * 1024  # that an engine must have room for: 16 of its 64 slot
 SHARES = [share / 100 for share in range(15, 90, 5)]  # of the GPU for vLLM: the smallest that is enough is taken
 LORA = 32
 KNOBS = (  # of one GPU, each alone
-    "policy.lora_rank=32", "policy.activation_checkpointing=false", "policy.max_microbatch_tokens=4096",
-    "policy.max_microbatch_tokens=16384", "policy.offload=optimizer", "rollout.max_response_tokens=7168",
-    "rollout.max_response_tokens=31744", "train.kl_coef=0.001",
+    "policy.lora_rank=32", "policy.activation_checkpointing=2", "policy.activation_checkpointing=false",
+    "policy.max_microbatch_tokens=4096", "policy.max_microbatch_tokens=16384", "policy.offload=optimizer",
+    "rollout.max_response_tokens=7168", "rollout.max_response_tokens=31744", "train.kl_coef=0.001",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ ROWS = {
     "a rank, attention sdpa",
     "memory of another process",
     "the recorder of an engine",
+    "micro-batches of an update",
     "vllm",
     "vllm, waits for the GPU",
     "weights to engines",

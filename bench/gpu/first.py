@@ -16,24 +16,32 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rows import random_rows
+from rows import forked_rows, random_rows
 from sizes import Size
 from update import synchronise
 
 from ramet.algorithms.logprobs import Entropy
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.cluster.ray.weight_senders import _fixed_segments
 from ramet.cluster.ray.weights import buckets
-from ramet.config.schema import Attention, ModelConfig, PolicyConfig
+from ramet.config.schema import Attention, ModelConfig, PolicyConfig, SharePrefixes, TrainConfig
 from ramet.engines.vllm.recorder import BatchedRequest, LogprobRecorder, on_device
 from ramet.engines.weight_chunks import grouped, laid_out, pack
 from ramet.policy.batching.packing import micro_batches
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.dcp import write_tensors
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.distributed.sharding import reshard
 from ramet.policy.host_memory import HostBuffers
 from ramet.policy.logprob_model import LogprobModel
+from ramet.policy.metric_accumulator import MetricAccumulator
+from ramet.policy.model_trainer import OptimizerStep
 from ramet.policy.models import attention_cost, build_trainable
+from ramet.policy.objective import Objective
 from ramet.policy.optim import OffloadedState, make_optimizer
+from ramet.policy.rank import PolicyRank
+from ramet.policy.spec import PolicySpec
 
 GIB = 2**30
 BUDGET = 8192  # tokens of a micro-batch
@@ -227,6 +235,36 @@ def recorder(config: ModelConfig) -> str:
         raise AssertionError(f"it noted {found[-1:]} in {len(found)} of {steps} steps; exact is {exact}")
     mode = "no wait for the device" if device.type == "cuda" else "waits need a GPU"
     return f"{1e3 * scheduled / steps:.2f} ms a step to schedule, {1e3 * seconds / steps:.2f} to compute; {mode}"
+
+
+def update(config: ModelConfig) -> str:
+    """What an update's micro-batches take, prefixes once; a wait for the device is an error."""
+    device, length = torch.device(config.device), 1024 if config.device == "cuda" else 16
+    policy = PolicyConfig(
+        activation_checkpointing=2, share_prefixes=SharePrefixes.ALWAYS, max_microbatch_tokens=4 * length
+    )
+    spec = PolicySpec(
+        model=config, policy=policy, train=TrainConfig(), policy_loss=PpoClip(PpoClipConfig()), temperature=1.0,
+        max_response_tokens=length, total_steps=1, seed=1,
+    )  # fmt: skip
+    worker, rows = PolicyRank(spec), forked_rows(4, 4, length // 4, length, 256)
+    batch = TrainBatch(rows=rows).with_advantages(torch.ones(len(rows), length))
+    worker.update(batch, 1)  # makes the pinned memory
+    batches = worker.policy.micro_batches(rows)
+    objective = Objective(spec, worker.policy, batch, MetricAccumulator())
+    step = OptimizerStep(rows=range(len(rows)), is_first=True)
+    synchronise()
+    started = time.perf_counter()
+    with _waits_are_errors(device):
+        for micro_batch in batches:
+            objective(micro_batch, micro_batch.rows, step).backward()
+    scheduled = time.perf_counter() - started
+    synchronise()
+    seconds = time.perf_counter() - started
+    mode = "no wait for the device" if device.type == "cuda" else "waits need a GPU"
+    return (
+        f"{len(batches)} micro-batches in {1e3 * scheduled:.0f} ms to schedule, {1e3 * seconds:.0f} to compute; {mode}"
+    )
 
 
 @contextmanager

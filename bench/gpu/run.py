@@ -106,6 +106,7 @@ class Bench:
         checks: dict[str, tuple[float, Callable[[ModelConfig], str]]] = {
             "memory of another process": (15, first.exported),
             "the recorder of an engine": (5, first.recorder),
+            "micro-batches of an update": (10, first.update),
             "weights to engines": (8, first.transports),
             "offload and staging": (8, first.host_copies),
             "drawing tokens": (3, first.draws),

@@ -25,6 +25,7 @@ VARIABLES = {
     "CUDA_VISIBLE_DEVICES": (YOU, "the GPUs that a process may use; Ray sets it for its workers"),
     "OMP_NUM_THREADS": (YOU, "threads of a process on the CPU; unset, Ramet shares the cores among its processes"),
     "TOKENIZERS_PARALLELISM": (RAMET, "`false`: tokenizers start no threads; SFT's workers tokenise in processes"),
+    "CXX": (YOU, "the C++ compiler of `policy.compile=true` on a CPU; `g++` where it is not set, `clang++` on macOS"),
     "TORCHDYNAMO_DISABLE": (YOU, "`1`: nothing is compiled; set by Ramet for vLLM on a CPU"),
     "VLLM_LOGGING_LEVEL": (RAMET, "`ERROR`: the level from which vLLM logs"),
     "VLLM_USE_V2_MODEL_RUNNER": (RAMET, "must be `0`: the engine `vllm` refuses another value"),

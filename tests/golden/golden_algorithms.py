@@ -155,7 +155,7 @@ def loss_and_gradient(loss: PolicyLoss, given: dict[str, Any], advantages: Tenso
     total.backward()
     metrics = MetricAccumulator()
     for name, values in output.metrics.items():
-        metrics.token_mean(name, values, mask.flatten())
+        metrics.token_mean(name, values, mask.flatten().nonzero().flatten())
     means = metrics.result()
     assert logprobs.grad is not None
     found = {theirs: means[ours] for theirs, ours in METRICS.items()}
@@ -167,7 +167,7 @@ def value_loss(given: dict[str, Any]) -> dict[str, Any]:
     mask = floats(given["response_mask"]).bool()
     loss = clipped_value_loss(values.flatten(), old.flatten(), returns.flatten(), given["cliprange_value"])
     metrics = MetricAccumulator()
-    metrics.token_mean("clipped", loss.clipped, mask.flatten())
+    metrics.token_mean("clipped", loss.clipped, mask.flatten().nonzero().flatten())
     total = aggregated(loss.per_token, mask, given["loss_agg_mode"])
     return {"vf_loss": total.item(), "vf_clipfrac": metrics.result()["clipped"]}
 

@@ -35,7 +35,7 @@ from ramet.policy.batching.shared import shared_micro_batch
 from ramet.policy.distributed.ranks import replica_groups
 from ramet.policy.distributed.sharding import add_up_over_replicas, mesh_of_ranks, shard
 from ramet.policy.logprob_model import LogprobModel
-from ramet.policy.models import blocks_of
+from ramet.policy.models import blocks_of, checkpoint_blocks
 from ramet.policy.shared_attention import install_shared_attention
 from ramet.testing.batches import root_row
 
@@ -94,9 +94,9 @@ def traced_peak(
     monkeypatch.setattr(modeling, "create_causal_mask", lambda *_, **__: None)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-        if policy.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
+        if policy.checkpoint_every:
+            checkpoint_blocks(model, policy.checkpoint_every)
         if batch is not None:
             model.config._attn_implementation = str(inputs.config.model.attention)
             install_shared_attention(model)
@@ -129,6 +129,8 @@ def planned_peak(inputs: Inputs, *, cuda: bool = True) -> int:
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "7B on 8 ranks with checkpointing": ("qwen2.5-7b", {"activation_checkpointing": True}, 8),
     "7B on 16 ranks in two replicas": ("qwen2.5-7b", {"activation_checkpointing": True, "replicas": 2}, 16),
+    "7B on 8 ranks, every second block": ("qwen2.5-7b", {"activation_checkpointing": 2}, 8),
+    "7B on 8 ranks, every third block": ("qwen2.5-7b", {"activation_checkpointing": 3}, 8),
     "7B on 8 ranks without": ("qwen2.5-7b", {"activation_checkpointing": False}, 8),
     "14B, which normalises heads, on 8 ranks without": ("qwen3-14b", {"activation_checkpointing": False}, 8),
     "1.5B on one rank with autocast": ("qwen2.5-1.5b", {"activation_checkpointing": False}, 1),

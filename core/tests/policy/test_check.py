@@ -65,6 +65,11 @@ MIXTURE = {
 }  # fmt: skip
 
 
+def test_blocks_between_checkpoints_are_counted_from_one_on(tiny: Path) -> None:
+    [problem] = check_policy(config(tiny, PolicyConfig(activation_checkpointing=-1)))
+    assert problem.startswith("policy.activation_checkpointing=-1: must be true, false or a number of blocks")
+
+
 def test_adapters_of_a_mixture_of_experts_are_refused(tmp_path: Path) -> None:
     """They would be on the attention alone, without a word."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
@@ -118,6 +123,29 @@ def test_a_model_that_cannot_share_prefixes_is_named_before_the_start(tiny: Path
     ]
     always.policy.share_prefixes = SharePrefixes.AUTO
     assert check_policy(always) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "engine", "needs"),
+    [
+        ("TORCHDYNAMO_DISABLE", "1", "torch", "TORCHDYNAMO_DISABLE=1 to be unset"),
+        ("CXX", "no-such-compiler", "torch", "a C++ compiler instead of 'no-such-compiler'"),
+        ("CXX", "python3", "vllm", "cluster=ray: on a CPU engine=vllm sets TORCHDYNAMO_DISABLE=1"),
+    ],
+)
+def test_compilation_that_would_not_happen_is_named_before_the_start(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, engine: str, needs: str
+) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # a test of vLLM's may have set it in this process
+    monkeypatch.setenv("CXX", "python3")  # any program
+    found = config(tiny, PolicyConfig(compile=True))
+    assert check_policy(found) == []
+    monkeypatch.setenv(variable, value)
+    found.engine.name = engine
+    [problem] = check_policy(found)
+    assert problem.startswith(f"policy.compile=true: needs {needs}")
+    found.policy.compile = False
+    assert check_policy(found) == []
 
 
 def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_another_machine(

@@ -17,7 +17,7 @@ from ramet.errors import ConfigError
 from ramet.models.attention import COMPILER_OFF
 from ramet.models.tiny import tiny_model
 from ramet.policy.logprob_model import LogprobModel
-from ramet.policy.models import build_trainable, compile_blocks
+from ramet.policy.models import blocks_of, build_trainable, checkpoint_blocks, compile_blocks
 
 IDS = torch.arange(24)[None]
 POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed sequences
@@ -63,6 +63,25 @@ def test_all_blocks_and_lengths_share_one_compilation(model: PreTrainedModel, ch
         assert_close(answers(model, length), wanted)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     assert [name for name, _ in model.named_parameters()] == names
+
+
+@pytest.mark.parametrize(("every", "passes"), [(1, [2, 2, 2]), (2, [1, 2, 1]), (3, [2, 1, 1])])
+def test_blocks_between_checkpointed_ones_are_computed_once(every: int, passes: list[int]):
+    model = tiny_model("qwen2", vocabulary=64, hidden=32, intermediate=48, layers=3, heads=2, kv_heads=1)
+    expected = answers(model, 24)
+    checkpoint_blocks(model, every)
+    counted = [0, 0, 0]
+
+    def count(number: int) -> None:
+        counted[number] += 1
+
+    for number, block in enumerate(blocks_of(model)):
+        block.register_forward_pre_hook(lambda *_, number=number: count(number))
+    for found, wanted in zip(answers(model, 24), expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert counted == passes
+    with pytest.raises(ConfigError, match=r"policy\.activation_checkpointing=4: Qwen2ForCausalLM has 3 blocks"):
+        checkpoint_blocks(model, 4)
 
 
 def test_compilation_is_refused_where_it_is_switched_off(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):

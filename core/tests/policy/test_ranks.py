@@ -16,7 +16,7 @@ from core.tests.policy.conftest import free_port
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload
+from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload, SharePrefixes
 from ramet.errors import InfraError
 from ramet.models.loading import DTYPES
 from ramet.models.weight_files import WeightFiles
@@ -101,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
     "minibatches and epochs": {"minibatches": 2, "epochs": 2, "kl_coef": 0.1, "entropy_coef": 0.01},
     "many micro-batches": {"max_microbatch_tokens": 25, "loss_aggregation": LossAggregation.SEQ_MEAN_TOKEN_MEAN},
     "activation checkpointing": {"activation_checkpointing": True, "minibatches": 2},
+    "checkpointing of every second block": {"activation_checkpointing": 2, "max_microbatch_tokens": 25},
 }
 
 
@@ -118,6 +119,21 @@ def test_two_ranks_train_as_one(
     close_weights(weights, wanted)
     total = sum(p.numel() for p in PolicyRank(spec).model.parameters())
     assert held + rest == total and held < 0.6 * total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"activation_checkpointing": True}, {"activation_checkpointing": 2, "share_prefixes": SharePrefixes.ALWAYS}],
+    ids=["checkpointing", "checkpointing of every second block, prefixes once"],
+)
+def test_compiled_blocks_train_on_two_ranks_as_one_rank_without(
+    ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, options: dict[str, Any]
+) -> None:
+    rows, spec = make_rows(5), make_spec(**options, compile=True, max_microbatch_tokens=25)
+    [(found, weights, _), _] = ranks("train_compiled", spec, rows, make_advantages(rows), (1,))
+    [expected], wanted = alone(make_spec(), rows, make_advantages(rows), steps=1)
+    close_metrics(found[0], expected)
+    close_weights(weights, wanted)
 
 
 def test_fewer_rows_than_ranks_and_one_long_row_are_no_matter(

@@ -340,9 +340,13 @@ def test_masks_are_made_once_for_all_layers_and_kept_by_no_plan(make_rows: MakeR
     assert torch.equal(masks[1] == 0, seen)
 
 
-def test_compiled_blocks_are_compiled_once_for_all_plans(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+def test_compiled_blocks_are_compiled_once_for_all_plans(
+    make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
     monkeypatch.delenv(COMPILER_OFF, raising=False)  # a test of vLLM's may have set it in this process
-    plain, model = _installed(), _installed()
+    plain, model = (_installed() if attention == "sdpa" else flex() for _ in range(2))
     counter = CompileCounterWithBackend("eager")
     compile_blocks(model, backend=counter)
     frames = []

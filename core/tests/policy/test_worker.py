@@ -485,11 +485,12 @@ def test_weights_are_the_names_and_values_of_the_plain_model(make_spec: MakeSpec
     assert all(torch.equal(found[name], plain[name]) and not found[name].requires_grad for name in plain)
 
 
+@pytest.mark.parametrize("checkpointing", [True, 2])
 def test_activation_checkpointing_changes_no_number(
-    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, checkpointing: bool | int
 ) -> None:
     rows = make_rows(5)
-    plain, saving = (PolicyRank(make_spec(activation_checkpointing=flag)) for flag in (False, True))
+    plain, saving = (PolicyRank(make_spec(activation_checkpointing=value)) for value in (False, checkpointing))
     for worker in (plain, saving):
         worker.update(TrainBatch(rows=rows).with_advantages(make_advantages(rows)), 1)
     assert saving.model.is_gradient_checkpointing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -147,6 +148,14 @@ class NoAggregation(Clip):
 @pytest.mark.parametrize("good", [TokenMean, Clip, SequenceLevel, WithReference])
 def test_a_good_loss_passes(good: type) -> None:
     check_policy_loss(good())
+
+
+def test_a_loss_that_waits_for_the_gpu_is_warned_of_with_its_line() -> None:
+    with pytest.warns(UserWarning, match="SequenceLevel waits for the GPU") as caught:
+        check_policy_loss(SequenceLevel())
+    [warning] = caught
+    line = inspect.getsourcelines(SequenceLevel)[1] + 4  # int(…)
+    assert f"aten._local_scalar_dense.default at {__file__}:{line};" in str(warning.message)
 
 
 @pytest.mark.parametrize(

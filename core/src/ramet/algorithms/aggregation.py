@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ramet.config.schema import LossAggregation
 
@@ -51,8 +52,9 @@ def token_weights(
         return weights / counts.max_tokens
     if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM or not len(mask):
         return weights
-    lengths = torch.zeros(int(rollout_ids.max()) + 1, device=mask.device).index_add(0, rollout_ids, counted)
-    lengths = lengths if elsewhere is None else lengths + elsewhere
+    # By rollout, of which there are at most as many as tokens; to count them would wait for the device.
+    lengths = torch.zeros_like(counted).index_add(0, rollout_ids, counted)
+    lengths = lengths if elsewhere is None else lengths + pad(elsewhere, (0, len(mask) - len(elsewhere)))
     return weights / lengths.where(lengths > 0, 1.0)[rollout_ids]
 
 

@@ -160,8 +160,9 @@ class PolicyConfig:
         "compute the common prefixes of a group once; auto: on a CPU with sdpa and on CUDA with varlen, where unique "
         "tokens are under 85 %", resume=NUMBERS
     )
-    activation_checkpointing: bool = option(
-        False, "less memory, more time; activations are computed again in the backward pass", resume=MEMORY,
+    activation_checkpointing: bool | int = option(
+        False, "less memory, more time; true: activations of every block are computed again in the backward pass; 2: "
+        "of every second block, and so on", resume=MEMORY,
         aka="gradient_checkpointing enable_gradient_checkpointing"
     )
     sequence_parallel: int = option(
@@ -182,3 +183,8 @@ class PolicyConfig:
         resume=NUMBERS,
         aka="lora_r use_peft model.lora_rank"
     )
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Number of blocks of which one is checkpointed: 1, all are; 0: none is."""
+        return int(self.activation_checkpointing)

@@ -39,7 +39,7 @@ def _of_run(plan: MemoryPlan) -> Iterator[Change]:
     config, machine = plan.inputs.config, plan.inputs.machine
     policy, cluster = config.policy, config.cluster
     longest = longest_sequence(config)
-    if not policy.activation_checkpointing:
+    if policy.checkpoint_every != 1:
         yield _policy(config, activation_checkpointing=True)
     smaller = max(-(-longest // policy.sequence_parallel), policy.max_microbatch_tokens // 2)
     if smaller < policy.max_microbatch_tokens:

@@ -233,8 +233,10 @@ def activations(model: TrainedModel) -> tuple[int, int]:
     """Bytes kept from forward to backward pass, and those that the current block adds.
 
     Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
-    The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block needs one more c I. If an
-    attention with gathered keys needs more in its backward pass, the 4c I of the MLP are free by then.
+    With checkpointing of every k-th block, L // k keep their input; the last block is not one of them, and what it kept
+    is free before another is computed again. The last norm keeps (4 + d) H and the head's input d H. The backward pass
+    of a block needs one more c I. If an attention with gathered keys needs more in its backward pass, the 4c I of the
+    MLP are free by then.
     """
     s, tokens = model.shape, model.tokens
     gathered, summed = gathered_keys(model)
@@ -242,9 +244,10 @@ def activations(model: TrainedModel) -> tuple[int, int]:
     ends = (4 + 2 * model.stream) * s.hidden * tokens + shared_mask(model)
     mlp = model.computed * s.intermediate * tokens
     work = max(mlp, summed - 4 * mlp)
-    if model.config.policy.activation_checkpointing:
-        return s.layers * model.stream * s.hidden * tokens + ends, block + work
-    return s.layers * block + ends, work
+    every = model.config.policy.checkpoint_every
+    checkpointed = s.layers // every if every else 0
+    kept = checkpointed * model.stream * s.hidden * tokens + (s.layers - checkpointed) * block + ends
+    return kept, block + work if every == 1 else work
 
 
 def head_work(model: TrainedModel) -> int:

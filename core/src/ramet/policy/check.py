@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+import sys
+
 from ramet.config.schema import Attention, Config, MinibatchOf, Offload, PolicyConfig, SharePrefixes
-from ramet.models.attention import check_attention, chosen_attention, is_plain
+from ramet.models.attention import COMPILER_OFF, check_attention, chosen_attention, is_plain
 from ramet.models.check import read_config
 from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
@@ -30,6 +35,8 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
         problems += check_ulysses(described, config.policy.sequence_parallel)
     if described is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
         problems += check_sharing(described, config.model.attention)
+    if config.policy.compile:
+        problems += check_compiler(config, device)
     if config.policy.lora_rank:
         problems += check_lora() + ([] if described is None else check_lora_of(described))
     return problems
@@ -38,6 +45,11 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
 def check_policy_options(policy: PolicyConfig, device: str | None, world_size: int) -> list[str]:
     """The problems that one rank can find by itself. `device` None: it is on another machine."""
     problems = []
+    if policy.checkpoint_every < 0:
+        problems.append(
+            f"policy.activation_checkpointing={policy.activation_checkpointing}: must be true, false or a number of "
+            "blocks, of which one is checkpointed: 2, every second"
+        )
     if policy.offload is not Offload.NONE and device == "cpu":
         problems.append(
             f"policy.offload={policy.offload}: moves GPU memory to host memory, and the policy is on a CPU; "
@@ -61,6 +73,21 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
             f"{', '.join(map(str, allowed))}"
         )
     return problems
+
+
+def check_compiler(config: Config, device: str | None) -> list[str]:
+    """The problem of `policy.compile=true` that torch would not compile here, if it would not."""
+    cxx = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as Inductor chooses it
+    lacking = []
+    if os.environ.get(COMPILER_OFF) == "1":
+        lacking.append(f"{COMPILER_OFF}=1 to be unset")
+    if device == "cpu" and shutil.which(cxx) is None:
+        lacking.append(f"a C++ compiler instead of {cxx!r}, which is not found (CXX names another)")
+    if device == "cpu" and config.engine.name == "vllm" and config.cluster.name == "local":
+        lacking.append(f"cluster=ray: on a CPU engine=vllm sets {COMPILER_OFF}=1 in its process, the policy's own")
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        lacking.append("the package triton")
+    return [f"policy.compile=true: needs {' and '.join(lacking)}; allowed here: false"] if lacking else []
 
 
 def possible_replicas(policy: PolicyConfig, world_size: int) -> list[int]:

@@ -84,7 +84,7 @@ class ValueObjective:
         old_values = joined([self._old_values[i] for i in rows], values.device)
         returns = joined([self._returns[i] for i in rows], values.device)
         loss = value_loss(values, old_values, returns, self._clip)
-        self._metrics.token_mean("critic/clip_fraction", loss.clipped, mask)
+        self._metrics.token_mean("critic/clip_fraction", loss.clipped, micro_batch.response)
         n_tokens = sum(self._batch.rows[i].n_trained for i in step.rows)
         return aggregate(loss.per_token, mask.float()) / max(n_tokens, 1)
 

@@ -28,47 +28,46 @@ class RankMetrics:
 
 
 class MetricAccumulator:
-    """Adds up per-token values and per-step numbers, which stay on the device until `result`.
+    """Adds up per-token values and per-step numbers. What is on the device stays there until `result`: nothing waits.
 
-    Choosing the tokens of a mask waits for the device, which must know their number. Sums over all positions with zeros
-    between them would not, and differ in their last bits.
+    Tokens are given by their positions, `[n]` int64 on the axis `[T]` of their values. A mask's tokens would have to be
+    counted first, for which the host waits until the device has computed everything before.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._numbers: dict[str, float] = defaultdict(float)  # sums of what the host knows
         self._counts: dict[str, int] = defaultdict(int)
         self._largest: dict[str, Tensor] = {}
         self._values: dict[str, list[Tensor]] = defaultdict(list)
         self._squares: dict[str, Tensor] = {}
 
-    def token_mean(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """The mean over the tokens of the mask; `values` and `mask` in any one shape."""
-        masked = values.detach()[mask].double()
-        self._sums[name] = self._sums.get(name, 0.0) + masked.sum()
-        self._counts[name] += len(masked)
+    def token_mean(self, name: str, values: Tensor, tokens: Tensor) -> None:
+        """The mean over these tokens."""
+        self._sums[name] = self._sums.get(name, 0.0) + _of(values, tokens).double().sum()
+        self._counts[name] += len(tokens)
 
-    def effective_share(self, name: str, weights: Tensor, mask: Tensor) -> None:
+    def effective_share(self, name: str, weights: Tensor, tokens: Tensor) -> None:
         """The effective sample size of weighted tokens as a share of them, (sum w)^2 / (n sum w^2); 1 if all weigh the
         same, 0 if all weigh nothing.
         """
-        self.token_mean(name, weights, mask)
-        squares = torch.linalg.vector_norm(weights.detach()[mask].double()) ** 2
+        self.token_mean(name, weights, tokens)
+        squares = torch.linalg.vector_norm(_of(weights, tokens).double()) ** 2
         self._squares[name] = self._squares.get(name, 0.0) + squares
 
-    def token_max(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """The maximum over the tokens of the mask."""
-        masked = values.detach()[mask]
-        if len(masked):
-            top = masked.max()
+    def token_max(self, name: str, values: Tensor, tokens: Tensor) -> None:
+        """The maximum over these tokens."""
+        if len(tokens):
+            top = _of(values, tokens).max()
             self._largest[name] = torch.maximum(self._largest.get(name, top), top)
 
-    def token_percentiles(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """1st and 99th percentile and maximum over the tokens of the mask, as `NAME_p01`, `NAME_p99`, `NAME_max`."""
-        self._values[name].append(values.detach()[mask])
+    def token_percentiles(self, name: str, values: Tensor, tokens: Tensor) -> None:
+        """1st and 99th percentile and maximum over these tokens, as `NAME_p01`, `NAME_p99`, `NAME_max`."""
+        self._values[name].append(_of(values, tokens))
 
     def mean(self, name: str, value: float) -> None:
         """The mean over calls."""
-        self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.float64)) + value
+        self._numbers[name] += value
         self._counts[name] += 1
 
     def result(self, *, include: bool = True) -> dict[str, float]:
@@ -97,9 +96,19 @@ class MetricAccumulator:
 
     def _own(self) -> RankMetrics:
         return RankMetrics(
-            sums={name: float(value) for name, value in self._sums.items()},
+            sums=_on_host(self._sums) | self._numbers,
             counts=dict(self._counts),
-            largest={name: float(value) for name, value in self._largest.items()},
+            largest=_on_host(self._largest),
             values={name: torch.cat(pieces).double().cpu().numpy() for name, pieces in self._values.items()},
-            squares={name: float(value) for name, value in self._squares.items()},
+            squares=_on_host(self._squares),
         )
+
+
+def _of(values: Tensor, tokens: Tensor) -> Tensor:
+    return values.detach().index_select(0, tokens)
+
+
+def _on_host(named: Mapping[str, Tensor]) -> dict[str, float]:
+    """Copy all numbers at once, since each copy waits for the device."""
+    numbers: list[float] = torch.stack([value.double() for value in named.values()]).tolist() if named else []
+    return dict(zip(named, numbers, strict=True))

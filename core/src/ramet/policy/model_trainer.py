@@ -201,7 +201,7 @@ class ModelTrainer:
             for done, indices in enumerate(order):
                 part = OptimizerStep(rows=indices, is_first=done == 0)
                 passed = [i for i in indices if i in computed]  # forward and backward
-                loss = 0.0
+                loss = torch.zeros((), dtype=torch.float64, device=self.device)  # float() would wait for every pass
                 with self.within_memory():
                     # Without a row an empty pass gives gradients of 0.
                     rows = [batch.rows[i] for i in passed]
@@ -209,7 +209,7 @@ class ModelTrainer:
                     counted = self.counter.over(what, batches, earlier=done, passes=len(order))
                     for number, micro_batch in enumerate(counted, start=1):
                         scalar = loss_of(micro_batch, [passed[i] for i in micro_batch.rows], part)
-                        loss += self._backward(scalar, last=number == len(batches))
+                        loss = loss + self._backward(scalar, last=number == len(batches))
                 outcome = self.optimizer_step(loss, [batch.rows[i] for i in indices], mid_step=skipped < done)
                 skipped += not outcome.finite
                 if outcome.finite:
@@ -243,7 +243,7 @@ class ModelTrainer:
         size = self.layout.world_size
         ways = [
             f"Lower policy.max_microbatch_tokens={self._policy.max_microbatch_tokens}",
-            "" if self._policy.activation_checkpointing else "set policy.activation_checkpointing=true",
+            "" if self._policy.checkpoint_every == 1 else "set policy.activation_checkpointing=true",
             f"raise cluster.policy_workers={size}"
             if size > 1
             else "use several ranks (cluster=ray cluster.policy_workers=2)",
@@ -251,23 +251,24 @@ class ModelTrainer:
         ]
         return ", or ".join(filter(None, ways))
 
-    def _backward(self, loss: Tensor, *, last: bool) -> float:
+    def _backward(self, loss: Tensor, *, last: bool) -> Tensor:
         """Add the gradient of a micro-batch's loss, the `last` of an optimiser step's or not. Returns this rank's part
-        of the sum over all ranks.
+        of the sum over all ranks, a scalar on the device.
         """
         if self.layout.replicas > 1:
             add_up_over_replicas(self.module, last)
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()) if self.layout.is_first_of_group else 0.0
+        value = loss.detach().double()
+        return value if self.layout.is_first_of_group else torch.zeros_like(value)
 
-    def optimizer_step(self, loss: float, rows: Sequence[Row], *, mid_step: bool) -> Outcome:
-        """Clip the gradients and step, unless something is not finite on any rank; `loss` is this rank's part.
+    def optimizer_step(self, part: Tensor, rows: Sequence[Row], *, mid_step: bool) -> Outcome:
+        """Clip the gradients and step, unless something is not finite on any rank; `part` is this rank's of the loss.
 
         Raises `TrainingDiverged` if that happened `MAX_BAD_STEPS` times in a row. `mid_step`: another optimiser
         step of this training step has changed the weights.
         """
-        loss = self._sum(loss)
         norm = clip_gradients(self.model.parameters(), self._policy.grad_clip)
+        loss = self._sum(float(part))
         finite = self._sum(float(not (math.isfinite(loss) and math.isfinite(norm)))) == 0
         if finite and self._offloaded is not None:
             self._offloaded.to_device()

@@ -6,11 +6,12 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig, SharePrefixes
 from ramet.errors import ConfigError
@@ -27,6 +28,7 @@ from ramet.policy.spec import PolicySpec
 
 logger = logging.getLogger(__name__)
 HOST = torch.device("cpu")
+VARIANTS = 32  # of a compiled block; torch stops at 8, and computes the others without compilation
 M = TypeVar("M", bound=torch.nn.Module)
 
 
@@ -58,9 +60,8 @@ def build_trainable(
         model.float()  # type: ignore[no-untyped-call]
     check_head(model)
     _disable_dropout(model)
-    if policy.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
+    if policy.checkpoint_every:
+        checkpoint_blocks(model, policy.checkpoint_every)
     _install_attention(model, policy.share_prefixes, resolve_device(config), group)
     wrapped = wrap(model, group)
     if policy.compile:
@@ -128,18 +129,40 @@ def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
+def checkpoint_blocks(model: PreTrainedModel, every: int = 1) -> None:
+    """Let every `every`-th block keep only its input, and compute the rest again in the backward pass.
+
+    The last block is one of them only if all are: when its backward pass comes, all that others keep is still there.
+    Raises `ConfigError` for a model whose blocks cannot be chosen, or has fewer.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    blocks = [block for block in blocks_of(model) if isinstance(block, GradientCheckpointingLayer)]
+    if every > max(len(blocks), 1):
+        raise ConfigError(
+            f"policy.activation_checkpointing={every}: {type(model).__name__} has {len(blocks)} blocks that can be "
+            "checkpointed one by one; allowed: true, false and at most their number"
+        )
+    for after, block in enumerate(reversed(blocks)):
+        block.gradient_checkpointing = after % every == every - 1
+
+
 def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
     """torch.compile of every transformer block, in place; names of parameters stay. Before the model is sharded.
 
     One block is compiled, and the others, which are alike, reuse its code. Sequence lengths differ from micro-batch to
-    micro-batch, so shapes are dynamic from the first call. Compilation happens in the first pass. Inductor needs
-    Triton on CUDA, and on a CPU a C++ compiler. Raises `ConfigError` where torch would silently not compile.
+    micro-batch, so shapes are dynamic from the first call. A block is compiled again with and without gradients, for
+    the first block and others, with and without a plan of prefixes, and in FSDP's first pass. Compilation happens in
+    the first pass. Inductor needs Triton on CUDA, and on a CPU a C++ compiler. Raises `ConfigError` where torch would
+    silently not compile.
     """
     if os.environ.get(COMPILER_OFF) == "1":
         raise ConfigError(
             f"policy.compile=true: {COMPILER_OFF}=1 switches compilation off in this process (engine=vllm sets it on a "
             "CPU); use cluster=ray, where engine and policy are apart, or leave policy.compile out"
         )
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, VARIANTS)
     for block in blocks_of(model):
         block.compile(dynamic=True, backend=backend)
 

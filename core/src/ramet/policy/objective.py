@@ -28,6 +28,7 @@ from ramet.plugins.output_checks import loss_problem
 from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.host_memory import sent
 from ramet.policy.logprob_model import TokenLogprobs
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.model_trainer import ModelTrainer, OptimizerStep
@@ -55,7 +56,7 @@ class Objective:
         policy: TokenLogprobs = self._policy.forward(micro_batch, spec.temperature, self._entropy)
         if not rows:
             return policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
-        tokens = self._batch.loss_inputs(rows, policy.logprobs, policy.entropies)
+        tokens, trained = self._batch.loss_inputs(rows, policy.logprobs, policy.entropies), micro_batch.response
         # The policy's loss. A loss gets only the inputs of its `needs`, since others cost a pass. It may overflow on
         # tokens outside the mask; without a gradient there, 0 * inf cannot reach the weights.
         inputs = replace(
@@ -76,14 +77,14 @@ class Objective:
         # KL and entropies are reported also with a coefficient of 0.
         if tokens.ref_logprobs is not None:
             kl = kl_estimate(tokens.logprobs, tokens.ref_logprobs, train.kl_estimator)
-            self._metrics.token_mean("train/kl_reference", kl, tokens.mask)
+            self._metrics.token_mean("train/kl_reference", kl, trained)
             if spec.kl_in_loss:
                 per_token = per_token + self._batch.kl_coef * kl
         if tokens.entropies is not None:
-            self._metrics.token_mean("train/entropy", tokens.entropies, tokens.mask)
+            self._metrics.token_mean("train/entropy", tokens.entropies, trained)
             if train.entropy_coef:
                 per_token = per_token - train.entropy_coef * tokens.entropies
-        self._report(tokens, output, off_policy, step)
+        self._report(tokens, trained, output, off_policy, step)
         counts = TokenCounts(
             tokens=sum(self._n_trained[i] for i in step.rows),
             rollouts=len({self._batch.rollout_of(i) for i in step.rows}),
@@ -102,29 +103,34 @@ class Objective:
         here = self._batch.rollout_numbers(rows)
         complete = {self._batch.rollout_of(i): self._n_by_rollout[self._batch.rollout_of(i)] for i in rows}
         counted = np.bincount(here, [self._n_trained[i] for i in rows])
-        return torch.tensor(list(complete.values()) - counted, dtype=torch.float32, device=self._policy.device)
+        return sent(torch.tensor(list(complete.values()) - counted, dtype=torch.float32), self._policy.device)
 
-    def _report(self, tokens: LossInputs, output: LossOutput, off_policy: OffPolicy, step: OptimizerStep) -> None:
-        """The loss's own metrics, the off-policy weights, the tails of the ratio and the gap to the engine."""
-        metrics, mask, train = self._metrics, tokens.mask, self._spec.train
+    def _report(
+        self, tokens: LossInputs, trained: Tensor, output: LossOutput, off_policy: OffPolicy, step: OptimizerStep
+    ) -> None:
+        """The loss's own metrics, the off-policy weights, the tails of the ratio and the gap to the engine.
+
+        Over the tokens at the positions `trained`.
+        """
+        metrics, train = self._metrics, self._spec.train
         logprobs, old, engine = tokens.logprobs.detach(), tokens.old_logprobs, tokens.engine_logprobs
         for name, values in output.metrics.items():
-            metrics.token_mean(f"train/{name}", values, mask)
-        metrics.token_mean("train/tis_weight", off_policy.weight, mask)
-        metrics.token_mean("train/tis_truncated", off_policy.truncated, mask)
-        metrics.token_mean("train/tis_clamped", off_policy.clamped, mask)
-        metrics.effective_share("train/tis_effective", off_policy.weight, mask)
-        metrics.effective_share("train/ratio_effective", ratio_of(logprobs, engine), mask)  # pi / mu
+            metrics.token_mean(f"train/{name}", values, trained)
+        metrics.token_mean("train/tis_weight", off_policy.weight, trained)
+        metrics.token_mean("train/tis_truncated", off_policy.truncated, trained)
+        metrics.token_mean("train/tis_clamped", off_policy.clamped, trained)
+        metrics.effective_share("train/tis_effective", off_policy.weight, trained)
+        metrics.effective_share("train/ratio_effective", ratio_of(logprobs, engine), trained)  # pi / mu
         if train.off_policy.keys() & MASKS:
-            metrics.token_mean("train/tis_left_out", off_policy.left_out, mask)
-        metrics.token_percentiles("train/ratio", ratio_of(logprobs, old), mask)
-        metrics.token_mean("train/ratio_clamped", clamped(logprobs, old), mask)
+            metrics.token_mean("train/tis_left_out", off_policy.left_out, trained)
+        metrics.token_percentiles("train/ratio", ratio_of(logprobs, old), trained)
+        metrics.token_mean("train/ratio_clamped", clamped(logprobs, old), trained)
         # |log pi_old - log mu|. If pi_old is mu, the policy before its first optimiser step is compared instead.
         if train.old_logprobs is not OldLogprobs.ENGINE or step.is_first:
             trainer = logprobs if train.old_logprobs is OldLogprobs.ENGINE else old
             gap = (trainer - engine).abs()
-            metrics.token_mean("train/engine_gap_mean", gap, mask)
-            metrics.token_max("train/engine_gap_max", gap, mask)
+            metrics.token_mean("train/engine_gap_mean", gap, trained)
+            metrics.token_max("train/engine_gap_max", gap, trained)
 
 
 @contextmanager

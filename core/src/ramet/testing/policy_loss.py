@@ -5,6 +5,7 @@ The core aggregates with global counts, so a token's loss must not depend on oth
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ramet.config.schema import LossAggregation
 from ramet.plugins.output_checks import absent_hint, loss_problem
 from ramet.testing.batches import tiny_loss_batch
 from ramet.testing.checked import checked, crash
+from ramet.testing.device_waits import device_waits
 from ramet.testing.expect import expect, expect_needs, expect_none
 from ramet.types import LossInputs, LossOutput, PolicyLoss
 
@@ -29,6 +31,8 @@ def check_policy_loss(loss: PolicyLoss) -> None:
     sequences are cut into micro-batches. No gradient to masked tokens, and no effect of their values. Inputs that
     `needs` does not name are absent. `aggregation` names known modes. A loss that `old_logprobs` change sets
     `reads_ratio`. A loss with `zero_without_advantage` is 0 then. The batch stays unchanged.
+
+    Warns of a loss for which the host waits for the GPU in every micro-batch.
     """
     needs = expect_needs(loss)
     _check_aggregation(getattr(loss, "aggregation", None))
@@ -40,6 +44,19 @@ def check_policy_loss(loss: PolicyLoss) -> None:
         _check_ratio(loss, batch, whole)
         _check_without_advantage(loss, batch)
     expect(bool(whole.gradient[batch.mask].any()), "logprobs get no gradient: compute the loss from batch.logprobs")
+    _warn_of_waits(loss, batch)
+
+
+def _warn_of_waits(loss: PolicyLoss, batch: LossInputs) -> None:
+    with device_waits() as waits:
+        loss(_fresh(batch))
+    if waits:
+        warnings.warn(
+            f"{type(loss).__name__} waits for the GPU in every micro-batch: {', '.join(dict.fromkeys(waits))}; write "
+            "torch.where(mask, values, 0.0) instead of values[mask], and keep numbers in tensors instead of float() "
+            "or .item()",
+            stacklevel=2,
+        )
 
 
 def _check_aggregation(allowed: object) -> None:

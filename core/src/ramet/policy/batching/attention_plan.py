@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramet.policy.batching.trie import Positions
+from ramet.policy.host_memory import sent
 
 Mask: TypeAlias = NDArray[np.bool_]
 
@@ -89,17 +90,17 @@ class AttentionPlan:
     def to(self, device: torch.device) -> AttentionPlan:
         return AttentionPlan(
             calls=tuple(
-                call if call.sizes is None else replace(call, sizes=call.sizes.to(device)) for call in self.calls
+                call if call.sizes is None else replace(call, sizes=sent(call.sizes, device)) for call in self.calls
             ),
-            queries=self.queries.to(device),
-            keys=self.keys.to(device),
-            results=self.results.to(device),
-            paths=self.paths.to(device),
-            starts=self.starts.to(device),
-            path_starts=self.path_starts.to(device),
+            queries=sent(self.queries, device),
+            keys=sent(self.keys, device),
+            results=sent(self.results, device),
+            paths=sent(self.paths, device),
+            starts=sent(self.starts, device),
+            path_starts=sent(self.path_starts, device),
             longest=self.longest,
             longest_path=self.longest_path,
-            ends=self.ends.to(device),
+            ends=sent(self.ends, device),
         )
 
 

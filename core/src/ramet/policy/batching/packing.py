@@ -28,6 +28,7 @@ from torch import Tensor
 from ramet.policy.batching.attention_plan import AttentionPlan
 from ramet.policy.batching.rows import Ids
 from ramet.policy.batching.trie import Positions, Trie
+from ramet.policy.host_memory import sent
 
 
 class TokenRow(Protocol):
@@ -104,15 +105,15 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         return MicroBatch(
             rows=self.rows,
-            input_ids=self.input_ids.to(device),
-            position_ids=self.position_ids.to(device),
-            predict=self.predict.to(device),
-            targets=self.targets.to(device),
-            response=self.response.to(device),
+            input_ids=sent(self.input_ids, device),
+            position_ids=sent(self.position_ids, device),
+            predict=sent(self.predict, device),
+            targets=sent(self.targets, device),
+            response=sent(self.response, device),
             lengths=self.lengths,
             n_tokens=self.n_tokens,
             attention=None if self.attention is None else self.attention.to(device),
-            expand=None if self.expand is None else self.expand.to(device),
+            expand=None if self.expand is None else sent(self.expand, device),
         )
 
     def on_responses(self, predicted: Tensor) -> Tensor:

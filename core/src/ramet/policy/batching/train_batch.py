@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ramet.policy.batching.rows import Floats, Ids, Row
 from ramet.policy.batching.threads import Threads
+from ramet.policy.host_memory import sent
 from ramet.types import AdvantageInputs, LossInputs, Need
 
 PER_TOKEN = ("advantages", "old_logprobs", "ref_logprobs", "returns", "values", "weights")  # fields of a batch
@@ -180,7 +181,7 @@ class TrainBatch:
 
 
 def joined(arrays: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(device)
+    return sent(torch.from_numpy(np.concatenate(arrays)), device)
 
 
 def padded(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float) -> Tensor:
