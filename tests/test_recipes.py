@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ramet
-from ramet.cli.recipes import memory_plan
+from ramet.cli.recipes import planned
 from ramet.config.checks import check
 from ramet.config.compose import compose
 from ramet.config.hydra_adapter import shipped_recipes
@@ -22,7 +22,12 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigErrors
+from ramet.planning.drawn import Expected
+from ramet.planning.memory import MemoryPlan
+from ramet.planning.memory_report import table
 from ramet.planning.model_shape import read_shape
+from ramet.planning.step_time import StepTime, step_time
+from ramet.planning.time_report import LEARNED, gains, time_changes
 from ramet.plugins import load_plugins
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,8 +152,44 @@ def test_a_recipe_fits_the_hardware_that_it_names(name: str, folders: dict[str, 
     listed = LISTED[name]
     folder = folders[TRAINED_FROM.get(listed.model, listed.model)]
     config = replace(config_of(name), model=replace(config_of(name).model, path=str(folder)))
-    *_, verdict = memory_plan(config, listed.job, listed.hardware)
+    *_, verdict = table(planned(config, listed.job, listed.hardware)[1])
     assert verdict.startswith("the largest need of a device: ") and "little is left" not in verdict, verdict
+
+
+@cache
+def timed(name: str, folder: Path) -> StepTime | str:
+    """The estimate of a recipe's step, on GPUs of the memory that it names."""
+    listed = LISTED[name]
+    config = replace(config_of(name), model=replace(config_of(name).model, path=str(folder)))
+    _, memory = planned(config, listed.job, listed.hardware)
+    assert isinstance(memory, MemoryPlan)
+    machine = replace(memory.inputs.machine, gpu="RTX4090" if listed.hardware.endswith("24GB") else "H100")
+    return step_time(replace(memory, inputs=replace(memory.inputs, machine=machine)), Expected())
+
+
+TRAINED = [name for name in PLANNED if LISTED[name].job == "train"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_plan_of_a_recipe_says_its_steps_seconds(name: str, folders: dict[str, Path]) -> None:
+    time = timed(name, folders[TRAINED_FROM.get(LISTED[name].model, LISTED[name].model)])
+    assert isinstance(time, StepTime), time
+    assert 20 < time.seconds < 1000 and all(seconds >= 0 for seconds in time.phases.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TRAINED if not name.endswith("_release")])  # with other rewards
+def test_no_setting_beside_a_recipes_is_faster_by_the_plan(name: str, folders: dict[str, Path]) -> None:
+    """Of those that fit, by 2 % of a step and more. What alters learning, and how many programs the processors of a
+    machine bear, is for its user to choose.
+    """
+    time = timed(name, folders[TRAINED_FROM.get(LISTED[name].model, LISTED[name].model)])
+    assert isinstance(time, StepTime), time
+    walked = {change.key for change in time_changes(time)}
+    assert {"policy.max_microbatch_tokens", "policy.activation_checkpointing", "policy.offload", "engine.params.slots",
+            "engine.params.gpu_memory_utilization", "rollout.max_concurrent"} <= walked  # fmt: skip
+    found = [gain for gain in gains(time, Expected()) if not gain.change.key.startswith((LEARNED, "tools."))]
+    assert [str(gain) for gain in found] == []
 
 
 def test_the_page_has_every_recipe_with_its_hardware() -> None:

@@ -131,7 +131,9 @@ def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there
     ended = ramet(*command, "--on", "80", cwd=tmp_path)
     assert ended.errors == [
         "--on: '80' is not a machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or 2x8x80GiB "
-        "(GiB, GB, MiB)"
+        "(GiB, GB, MiB), and a GPU in the memory's place, such as 8xH100 (A100, H100, H200, B200, RTX4090)"
     ]
     ended = ramet(*command[:-1], "--on", "1x80GiB", cwd=tmp_path)
     assert ended.errors == ["--on: a machine is named for a dry run of one configuration; add --dry-run, without -m"]
+    ended = ramet(*command[:-1], "--tool-s", "2", cwd=tmp_path)
+    assert ended.errors == ["--response-tokens, --tool-s: say what `ramet train --dry-run` counts on; add --dry-run"]

@@ -63,9 +63,16 @@ def test_a_recipe_for_gpus_is_planned_from_config_json_alone(ramet, laptop: Path
     assert "of 80.0 GiB" in plan["memory"][-1]
     assert plan["tools"] == ["python, search"]
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, VLLM, RAY]
+    assert plan["time"][0].startswith("not estimated: no speed is known of these GPUs")
+    ended = ramet(*planned, "--on", "8xH100", "--response-tokens", "900", "--tool-s", "3", cwd=laptop, **WITHOUT)
+    first, *phases, bound, counted, gains = facts(ended.out)["time"]
+    assert first.startswith("estimated, seconds of a step on 8xH100")
+    assert [line.split()[0] for line in phases] == ["rollouts", "log-probabilities", "update", "sync,", "checkpoint",
+                                                    "driver", "step"]  # fmt: skip
+    assert bound.startswith("bounded by ") and " tool calls of 3 s (--tool-s)" in counted and " s less" in gains
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
     [error] = ended.errors
-    assert error.startswith("cluster: 8 policy ranks and 8 rollout workers need 8 devices")
+    assert error.startswith("cluster: 8 policy ranks and ") and " rollout workers need 8 devices" in error
     assert files(laptop) == before
 
 

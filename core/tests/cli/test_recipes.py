@@ -62,7 +62,10 @@ def test_a_plan_of_a_recipe_needs_config_json_alone(folders: Path, capsys: pytes
     assert main(["recipes", "one", "--on", "1x24GiB"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "cluster local: engine torch and the policy in this process, on cuda"
-    assert lines[-1].startswith("the largest need of a device: ") and lines[-1].endswith(" of 24.0 GiB")
+    assert lines[-2].startswith("the largest need of a device: ") and lines[-2].endswith(" of 24.0 GiB")
+    assert lines[-1].startswith("not estimated: no speed is known of these GPUs")
+    assert main(["recipes", "one", "--on", "1xRTX4090"]) == 0
+    assert "estimated, seconds of a step on 1xRTX4090; no run was measured (docs/plan.md)" in capsys.readouterr().out
     assert main(["recipes", "one", "--on", "1x300MiB"]) == 1
     assert capsys.readouterr().err.startswith("error: memory: cuda 0 (policy and engine) would need ")
     assert main(["recipes", "--on", "1x24GiB"]) == 1

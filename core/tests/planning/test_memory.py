@@ -61,6 +61,7 @@ from ramet.types import Need
 
 MakeInputs = Callable[..., Inputs]
 GIB = 2**30
+GPU = SimpleNamespace(total_memory=8 * GIB, name="NVIDIA H200")  # as CUDA describes it
 TINY = dict(hidden=32, layers=2, heads=2, intermediate=64)
 
 
@@ -499,7 +500,20 @@ def test_a_machine_is_named_or_found(make_inputs: MakeInputs) -> None:
     assert (named.cuda, named.devices, named.device_bytes, named.nodes) == (True, 16, 141 * 10**9, None)
     named = machine_of(config, "2x8x80GiB")
     assert (named.devices, named.device_bytes, named.nodes) == (16, 80 * GIB, 2)
-    for wrong in ("80GiB", "8x80", "0x80GiB", "8x80TB", "0x8x80GiB", "2x0x80GiB", "2x8x0GiB", "1x2x8x80GiB"):
+    named = machine_of(config, "2x8xh200")
+    assert (named.devices, named.nodes, named.gpu, named.device_bytes) == (16, 2, "H200", 143771 * 2**20)
+    for wrong in (
+        "80GiB",
+        "8x80",
+        "8xH999",
+        "H100",
+        "0x80GiB",
+        "8x80TB",
+        "0x8x80GiB",
+        "2x0x80GiB",
+        "2x8x0GiB",
+        "1x2x8x80GiB",
+    ):
         with pytest.raises(ConfigError, match="--on"):
             machine_of(config, wrong)
 
@@ -508,11 +522,11 @@ def test_the_machine_is_asked_if_none_is_named(make_inputs: MakeInputs, monkeypa
     config = make_inputs().config
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 8 * GIB))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: GPU)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     found = machine_of(config, ask_free=True)
     assert (found.cuda, found.devices, found.device_bytes, found.free_bytes) == (True, 2, 8 * GIB, 5 * GIB)
-    assert found.nodes == 1
+    assert (found.nodes, found.gpu) == (1, "H200")
     assert machine_of(config).free_bytes is None  # to ask for it costs a CUDA context
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = machine_of(config)

@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """`module` holds `run(resolved)`; `plan(resolved, on)` is in the module `dry_run` of its package."""
+    """`module` holds `run(resolved)`; `plan(resolved, on)` is in the module `dry_run` of its package. A
+    training's plan takes `response_tokens` and `tool_s` too.
+    """
 
     name: str
     module: str
@@ -47,6 +49,11 @@ class JobCommand:
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
         if options.show is not None and (self.name != "sft" or options.dry_run or options.multirun or options.cfg):
             raise ConfigError("--show: sequences are shown only by `ramet sft`, without --dry-run, --cfg and -m")
+        expected = [options.response_tokens, options.tool_s]
+        if any(value is not None for value in expected) and (self.name != "train" or not options.dry_run):
+            raise ConfigError("--response-tokens, --tool-s: say what `ramet train --dry-run` counts on; add --dry-run")
+        if any(value is not None and value <= 0 for value in expected):
+            raise ConfigError("--response-tokens, --tool-s: above 0 is allowed")
         if options.replay is not None:
             return self._replay(options)
         if options.multirun:
@@ -61,18 +68,21 @@ class JobCommand:
             importlib.import_module("ramet.sft.show").show(api.fetched(resolved, weights=False), options.show)
             return 0
         if options.dry_run:
-            say(str(self._plan(resolved, options.on)))
+            say(str(self._plan(resolved, options)))
             return 0
         api.run(resolved)
         return 0
 
-    def _plan(self, resolved: Resolved, on: str | None) -> object:
+    def _plan(self, resolved: Resolved, options: argparse.Namespace) -> object:
         from ramet import api
 
+        on = options.on
         resolved = api.fetched(resolved, weights=on is None)
         api.check_early(resolved)
+        named = {"response_tokens": options.response_tokens, "tool_s": options.tool_s}
+        expected = {name: value for name, value in named.items() if value is not None}
         try:
-            return importlib.import_module(self.plan_module).plan(resolved, on)
+            return importlib.import_module(self.plan_module).plan(resolved, on, **expected)
         except ConfigErrors as error:
             if on is None and any(isinstance(problem, MissingHere) for problem in error.problems):
                 logger.warning("this plans for this machine; for GPUs of another one add --on, as in --on 8x80GiB")
@@ -110,7 +120,9 @@ class JobCommand:
         parser.add_argument("-h", "--help", action="store_true")
         parser.add_argument("-m", "--multirun", action="store_true")
         parser.add_argument("--dry-run", action="store_true")
-        parser.add_argument("--on", metavar="[NODESx]DEVICESxMEMORY")
+        parser.add_argument("--on", metavar="[NODESx]DEVICESxMEMORY|GPU")
+        parser.add_argument("--response-tokens", type=int, metavar="N")
+        parser.add_argument("--tool-s", type=float, metavar="S")
         parser.add_argument("--show", type=int, metavar="N")
         parser.add_argument("--replay", type=Path, metavar="RESULT")
         parser.add_argument("--cfg", choices=["job"])

@@ -22,7 +22,9 @@ from ramet.plugins import Plugins, load_plugins
 COLUMN = 38  # where the texts of keys begin
 OPTIONS = {
     "--dry-run": "check everything, print what would be done and written, do nothing",
-    "--on 8x80GiB": "with --dry-run: plan for this hardware instead of the local machine",
+    "--on 8xH100": "with --dry-run: plan for this hardware instead of the local machine; also 8x80GiB",
+    "--response-tokens N": "with --dry-run: estimate a step's seconds for responses of so many tokens in the mean",
+    "--tool-s S": "with --dry-run: and for tool calls of so many seconds",
     "--show N": "print the first N sequences: what is trained and what is masked",
     "--replay RUN": "recompute a run's updates from recorded rollouts",
     "--replay RESULT": "score a finished evaluation again, without model and network",
@@ -31,7 +33,10 @@ OPTIONS = {
     "--config-dir DIR": "more presets and experiments, as hydra_configs/ of the working directory",
     "--trust-recipe FILE": "a file of these folders may name programs to run",
 }
-OF_ONE_JOB = {"--show N": "sft", "--replay RUN": "train", "--replay RESULT": "eval"}
+OF_ONE_JOB = {
+    "--show N": "sft", "--replay RUN": "train", "--replay RESULT": "eval", "--response-tokens N": "train",
+    "--tool-s S": "train",
+}  # fmt: skip
 USAGE = "[key=value …] [OPTIONS] [--help [SECTION|KEY|WORD|all]]"
 WHERE_LISTED = {"algorithm": "ramet algorithms", "experiment": "ramet recipes"}
 MOST_LINES = {"algorithm": 2, "experiment": 1}

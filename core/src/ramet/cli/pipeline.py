@@ -66,7 +66,7 @@ def _parser() -> Parser:
     parser.add_argument("keys", nargs="*", metavar="key=value", help="settings, which win over the file's")
     parser.add_argument("--dry-run", action="store_true", help="print the plan of every stage, and do nothing")
     parser.add_argument(
-        "--on", metavar="[NODESx]DEVICESxMEMORY", help="with --dry-run: plan for GPUs that are elsewhere"
+        "--on", metavar="[NODESx]DEVICESxMEMORY|GPU", help="with --dry-run: plan for GPUs that are elsewhere"
     )
     parser.add_argument("--config-dir", type=Path, help="a folder with more pipelines, presets and experiments")
     return parser

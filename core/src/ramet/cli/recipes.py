@@ -6,12 +6,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramet.cli.terminal import Parser, say
 from ramet.config.hydra_adapter import SHIPPED
 from ramet.config.recipes import Recipe, recipe, recipes, unread_recipes
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, raise_all, set_aside_missing
+
+if TYPE_CHECKING:
+    from ramet.planning.memory import MemoryPlan  # torch
 
 logger = logging.getLogger(__name__)
 
@@ -20,15 +24,16 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="ramet recipes",
         add_help=False,
-        usage="ramet recipes [NAME [--on 8x80GiB]] [--config-dir DIR]",
+        usage="ramet recipes [NAME [--on 8xH100]] [--config-dir DIR]",
         description="Complete experiments to begin with, chosen with experiment=NAME: Ramet's and your own.",
         epilog="Yours are the files experiment/NAME.yaml of hydra_configs/ in the working directory, or of DIR.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
     parser.add_argument(
         "--on",
-        metavar="[NODESx]DEVICESxMEMORY",
-        help="print what each of such GPUs would hold instead; of a model of the hub all but the weights is fetched",
+        metavar="[NODESx]DEVICESxMEMORY|GPU",
+        help="print what each of such GPUs would hold instead, and where they are named (8xH100) a step's estimated "
+        "seconds; of a model of the hub all but the weights is fetched",
     )
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     options = parser.read(arguments)
@@ -49,12 +54,18 @@ def run(arguments: Sequence[str]) -> int:
 
 def _plan(entry: Recipe, on: str, config_dir: Path | None) -> list[str]:
     from ramet import api
+    from ramet.planning.drawn import Expected
+    from ramet.planning.memory_report import table
+    from ramet.planning.step_time import step_time
+    from ramet.planning.time_report import time_table
 
     config = api.compose([f"experiment={entry.name}"], job=entry.job, config_dir=config_dir).config
-    return memory_plan(config, entry.job, on)
+    placement, memory = planned(config, entry.job, on)
+    time = time_table(step_time(memory, Expected()), Expected()) if entry.job == "train" else []
+    return [*placement, *table(memory), *time]
 
 
-def memory_plan(config: Config, job: str, on: str) -> list[str]:
+def planned(config: Config, job: str, on: str) -> tuple[list[str], MemoryPlan | str]:
     """Return where the job would run on the GPUs `on`, and what each would hold. Data are neither fetched nor read.
 
     Raises `ConfigErrors` if it does not fit.
@@ -62,7 +73,7 @@ def memory_plan(config: Config, job: str, on: str) -> list[str]:
     from ramet.cluster.check import check_cluster
     from ramet.components.build import Components
     from ramet.planning.memory import plan_memory
-    from ramet.planning.memory_report import check_memory, table
+    from ramet.planning.memory_report import check_memory
     from ramet.planning.memory_sft import plan_sft_memory
     from ramet.planning.placement import check_machine, check_placement, machine_of, plan_devices
     from ramet.runs.hub_inputs import local_model
@@ -83,7 +94,7 @@ def memory_plan(config: Config, job: str, on: str) -> list[str]:
         memory = plan_memory(config, machine, needs=needs, trains=trains)
     set_aside_missing(problems)
     raise_all([*check_machine(config, machine), *problems, *check_memory(memory)])
-    return [*placement, *table(memory)]
+    return placement, memory
 
 
 def _lines(entry: Recipe) -> Iterator[str]:

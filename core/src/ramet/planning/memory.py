@@ -92,22 +92,29 @@ def plan_memory(
 def estimate(inputs: Inputs) -> MemoryPlan:
     config, machine = inputs.config, inputs.machine
     placement = plan_devices(config, machine, trains=inputs.trains)
-    model = TrainedModel(shape=inputs.shape, config=config, ranks=max(1, placement.ranks), cuda=machine.cuda)
+    model, critic = trained_models(inputs, placement)
     engine = engine_memory(config, inputs.shape, machine.device_bytes, cuda=machine.cuda)
-    values = critic_shape(inputs.shape)
-    critic = TrainedModel(shape=values, config=config, ranks=model.ranks, cuda=model.cuda, head=((1, values.hidden),))
-    has_critic = Need.VALUES in inputs.needs
     return MemoryPlan(
         inputs=inputs,
         placement=placement,
         devices=tuple(
-            DeviceMemory(devices=group, phases=_phases(group, inputs, model, critic if has_critic else None, engine))
+            DeviceMemory(devices=group, phases=_phases(group, inputs, model, critic, engine))
             for group in placement.devices
         ),
         engine=engine,
         tokens=model.tokens,
-        host_parts=_host_parts(inputs, placement, [model, critic] if has_critic else [model]),
+        host_parts=_host_parts(inputs, placement, [model] if critic is None else [model, critic]),
     )
+
+
+def trained_models(inputs: Inputs, placement: DevicePlan) -> tuple[TrainedModel, TrainedModel | None]:
+    """The policy, and the critic where the algorithm needs one."""
+    config, ranks, cuda = inputs.config, max(1, placement.ranks), inputs.machine.cuda
+    policy = TrainedModel(shape=inputs.shape, config=config, ranks=ranks, cuda=cuda)
+    if Need.VALUES not in inputs.needs:
+        return policy, None
+    values = critic_shape(inputs.shape)
+    return policy, TrainedModel(shape=values, config=config, ranks=ranks, cuda=cuda, head=((1, values.hidden),))
 
 
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:

@@ -90,17 +90,15 @@ def _engine(config: Config) -> Iterator[Change]:
 
 def _policy(config: Config, **option: Any) -> Change:
     ((key, value),) = option.items()
-    return Change(f"policy.{key}", _written(value), replace(config, policy=replace(config.policy, **option)))
+    return Change(f"policy.{key}", written(value), replace(config, policy=replace(config.policy, **option)))
 
 
 def _params(config: Config, key: str, value: float) -> Change:
     params = replace(config.engine.params, **{key: value})
-    return Change(
-        f"engine.params.{key}", _written(value), replace(config, engine=replace(config.engine, params=params))
-    )
+    return Change(f"engine.params.{key}", written(value), replace(config, engine=replace(config.engine, params=params)))
 
 
-def _written(value: object) -> str:
+def written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -136,4 +134,4 @@ def _half(config: Config) -> Iterator[Change]:
 
 def _sft(config: Config, **option: Any) -> Change:
     ((key, value),) = option.items()
-    return Change(f"sft.{key}", _written(value), replace(config, sft=replace(config.sft, **option)))
+    return Change(f"sft.{key}", written(value), replace(config, sft=replace(config.sft, **option)))

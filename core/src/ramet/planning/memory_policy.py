@@ -95,20 +95,29 @@ class TrainedModel:
         return -(-max(most, min(budget, self.rows * most)) // policy.sequence_parallel)
 
     @property
+    def attention(self) -> Attention:
+        return chosen_attention(self.config.model, "cuda" if self.cuda else "cpu", plain=self.shape.plain)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether what a group's rollouts have in common may be computed once (`policy.share_prefixes`)."""
+        wanted = self.config.policy.share_prefixes
+        shares = wanted is SharePrefixes.ALWAYS
+        if wanted is SharePrefixes.AUTO:
+            shares = shared_by_auto("cuda" if self.cuda else "cpu", self.attention)
+        return shares and self.shape.shares_prefixes
+
+    @property
     def paths(self) -> int:
-        """P, where prefixes are computed once (`policy.share_prefixes`), otherwise 0: positions on the paths of all
-        runs of T tokens. Every path is a row's, and a token is on at most one path of each rollout of its group. So P
-        is at most rows * longest and at most group_size * T, reached by rollouts that differ only at their ends. The
-        batching has its own limit. FlexAttention gathers nothing: T.
+        """P, where prefixes are computed once, otherwise 0: positions on the paths of all runs of T tokens. Every path
+        is a row's, and a token is on at most one path of each rollout of its group. So P is at most rows * longest and
+        at most group_size * T, reached by rollouts that differ only at their ends. The batching has its own limit.
+        FlexAttention gathers nothing: T.
         """
-        policy, device = self.config.policy, "cuda" if self.cuda else "cpu"
-        attention = chosen_attention(self.config.model, device, plain=self.shape.plain)
-        shares = policy.share_prefixes is SharePrefixes.ALWAYS
-        if policy.share_prefixes is SharePrefixes.AUTO:
-            shares = shared_by_auto(device, attention)
-        if not shares or not self.shape.shares_prefixes:
+        policy = self.config.policy
+        if not self.shares_prefixes:
             return 0
-        if attention is Attention.FLEX:
+        if self.attention is Attention.FLEX:
             return self.tokens
         longest = longest_sequence(self.config)
         whole = self.rows * longest // policy.sequence_parallel
@@ -224,9 +233,7 @@ def shared_mask(model: TrainedModel) -> int:
 
 
 def _masks(model: TrainedModel) -> bool:
-    device = "cuda" if model.cuda else "cpu"
-    attention = chosen_attention(model.config.model, device, plain=model.shape.plain)
-    return attention not in (Attention.VARLEN, Attention.FLEX)
+    return model.attention not in (Attention.VARLEN, Attention.FLEX)
 
 
 def activations(model: TrainedModel) -> tuple[int, int]:

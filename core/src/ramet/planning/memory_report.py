@@ -161,8 +161,8 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
 def _advice(plan: MemoryPlan) -> str:
     """The three settings that lower the need most, the need with each of them, and a set that fits if none does."""
     needs: dict[str, tuple[int, Change]] = {}
-    for change in filter(partial(_allowed, plan), changes(plan)):
-        need = _again(plan.inputs, change.config).need
+    for change in filter(partial(allowed, plan), changes(plan)):
+        need = again(plan.inputs, change.config).need
         if need < needs.get(change.key, (plan.need, change))[0]:
             needs[change.key] = need, change
     best = sorted(needs.values(), key=lambda pair: pair[0])[:3]
@@ -177,9 +177,9 @@ def _advice(plan: MemoryPlan) -> str:
 def _together(plan: MemoryPlan) -> str:
     """Settings that fit together if one is not enough, those that alter the learning last; empty if none do."""
     combined: dict[str, Change] = {}
-    while not _fits(plan) and len(combined) < MOST:
-        others = [other for other in changes(plan) if other.key not in combined and _allowed(plan, other)]
-        plans = [(_again(plan.inputs, other.config), other) for other in others]
+    while not fits(plan) and len(combined) < MOST:
+        others = [other for other in changes(plan) if other.key not in combined and allowed(plan, other)]
+        plans = [(again(plan.inputs, other.config), other) for other in others]
         lower = [pair for pair in plans if pair[0].need < plan.need]
         if not lower:
             return ""
@@ -187,19 +187,19 @@ def _together(plan: MemoryPlan) -> str:
             [pair for pair in lower if pair[1].key not in LEARNED] or lower, key=lambda pair: pair[0].need
         )
         combined[change.key] = change
-    if len(combined) < 2 or not _fits(plan):
+    if len(combined) < 2 or not fits(plan):
         return ""
     return f"; together these fit: {' '.join(map(str, combined.values()))} ({gib(plan.need)} GiB)"
 
 
-def _fits(plan: MemoryPlan) -> bool:
+def fits(plan: MemoryPlan) -> bool:
     machine = plan.inputs.machine
     host, device = machine.host_bytes, machine.device_bytes if machine.cuda else None
     fits_host = host is None or (plan.host if machine.cuda else plan.need) <= host
     return fits_host and (device is None or plan.need <= device) and not _check_cache(plan)
 
 
-def _allowed(plan: MemoryPlan, change: Change) -> bool:
+def allowed(plan: MemoryPlan, change: Change) -> bool:
     """Whether it brings no problem of placement that was not there before."""
     if isinstance(plan.inputs, SftInputs):
         return True  # it has processes and no cluster
@@ -215,7 +215,7 @@ def _allowed(plan: MemoryPlan, change: Change) -> bool:
     return problems(change.config) <= problems(plan.inputs.config)
 
 
-def _again(inputs: Inputs, config: Config) -> MemoryPlan:
+def again(inputs: Inputs, config: Config) -> MemoryPlan:
     """The plan for this configuration instead."""
     other = replace(inputs, config=config)
     return estimate_sft(other) if isinstance(other, SftInputs) else estimate(other)

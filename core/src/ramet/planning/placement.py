@@ -17,9 +17,10 @@ from ramet.cluster.check import could_colocate, shards_over_nodes
 from ramet.config.schema import ClusterConfig, Config
 from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
+from ramet.planning.gpus import GPUS, gpu_called
 
 UNITS = {"GB": 10**9, "GIB": 2**30, "MIB": 2**20}
-_WRITTEN = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)(GiB|GB|MiB)", re.IGNORECASE)
+_WRITTEN = re.compile(rf"(?:(\d+)x)?(\d+)x(?:(\d+(?:\.\d+)?)(GiB|GB|MiB)|({'|'.join(GPUS)}))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,12 @@ class Machine:
     host_bytes: int | None = None
     written: str | None = None  # as the user described it; None: it is this machine
     nodes: int | None = None  # with as many devices each
+    gpu: str | None = None  # key in `GPUS`, of each device
 
 
 def machine_of(config: Config, written: str | None = None, *, ask_free: bool = False) -> Machine:
     """`written` describes GPUs that this machine need not have: `8x80GiB`, devices over all nodes and the memory of
-    each, or `2x8x80GiB`, nodes and devices of each.
+    each, or `8xH100`, a name in `GPUS`, whose speed is known too; `2x8xH100`: nodes and devices of each.
 
     Without it this machine is asked; how many devices a running Ray cluster (`cluster.address`) has is not known here.
     `ask_free`: also how much memory is free, for which this process takes a CUDA context until it ends. Raises
@@ -48,30 +50,33 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
         if match is None or not all(map(float, filter(None, match.groups()[:3]))):
             raise ConfigError(
                 f"--on: {written!r} is not a machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB "
-                "or 2x8x80GiB (GiB, GB, MiB)"
+                f"or 2x8x80GiB (GiB, GB, MiB), and a GPU in the memory's place, such as 8xH100 ({', '.join(GPUS)})"
             )
-        nodes, size = int(match[1] or 1), int(float(match[3]) * UNITS[match[4].upper()])
+        gpu, nodes = match[5].upper() if match[5] else None, int(match[1] or 1)
+        size = GPUS[gpu].memory if gpu else int(float(match[3]) * UNITS[match[4].upper()])
         return Machine(
             cuda=True,
             devices=nodes * int(match[2]),
             device_bytes=size,
             written=written,
             nodes=nodes if match[1] else None,
+            gpu=gpu,
         )
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     device = resolve_device(config.model)
     if device.type != "cuda":
         return Machine(cuda=False, devices=1, device_bytes=host, host_bytes=host)
     free = torch.cuda.mem_get_info(device)[0] if ask_free else None
-    total = torch.cuda.get_device_properties(device).total_memory
+    properties = torch.cuda.get_device_properties(device)
     n_devices = None if config.cluster.address else torch.cuda.device_count()
     return Machine(
         cuda=True,
         devices=n_devices,
-        device_bytes=total,
+        device_bytes=properties.total_memory,
         free_bytes=free,
         host_bytes=host,
         nodes=1 if n_devices else None,
+        gpu=gpu_called(properties.name),
     )
 
 

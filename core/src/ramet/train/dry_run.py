@@ -9,6 +9,7 @@ from ramet.config.schema import Config, KlEstimator, OldLogprobs, Order, TrainCo
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.planning.disk import plan_disk
+from ramet.planning.drawn import TOOL_S, Expected
 from ramet.planning.memory import MemoryPlan, plan_memory
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import (
@@ -20,6 +21,8 @@ from ramet.planning.placement import (
     threads_in_words,
 )
 from ramet.planning.run_plan import DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run, records
+from ramet.planning.step_time import step_time
+from ramet.planning.time_report import time_table
 from ramet.policy.check import shares_in_words
 from ramet.runs.manifest import make_manifest
 from ramet.train.data_sources import source_table
@@ -27,8 +30,11 @@ from ramet.train.prepare import PreparedRun, prepare
 from ramet.types import Need
 
 
-def plan(resolved: Resolved, on: str | None = None) -> DryRun:
-    """`on` names a machine to plan for instead of this one (`8x80GiB`).
+def plan(
+    resolved: Resolved, on: str | None = None, *, response_tokens: int | None = None, tool_s: float = TOOL_S
+) -> DryRun:
+    """`on` names a machine to plan for instead of this one (`8xH100`, `8x80GiB`). The estimate of time counts on so
+    many tokens of a response in the mean (None: a share of the limit) and so many seconds of a tool call.
 
     Raises `ConfigErrors` with every problem found.
     """
@@ -40,6 +46,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     raise_all(
         [*run_plan.problems, *check_machine(config, machine), *check_placement(config, machine), *check_memory(memory)]
     )
+    expected = Expected(response_tokens=response_tokens, tool_s=tool_s)
     return DryRun(
         job="train",
         facts={
@@ -61,6 +68,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "placement": str(plan_devices(config, machine)),
             "threads": threads_in_words(config, machine),
             "memory": "\n".join(table(memory)),
+            "time": "\n".join(time_table(step_time(memory, expected), expected)),
             "disk": plan_disk(memory, run_plan.path, kept=_kept(config.train, prepared.total_steps)),
             "not checked": not_checked(prepared.missing),
         },

@@ -124,16 +124,21 @@ def plans_of_parts(
 
 
 def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost) -> list[MicroBatch]:
-    """Return this rank's micro-batches with every prefix computed once.
+    """Return this rank's micro-batches with every prefix computed once."""
+    plans = plans_of_groups(group_tries(rows), ranks.data_parallel_size, budget=budget, cost=cost)
+    own = [[row for tree in members for row in tree.rows] for members in plans[ranks.data_parallel_rank]]
+    return _as_many([shared_micro_batch(rows, indices, cost) for indices in own], plans)
 
-    Groups go to ranks by their unique tokens and pairs. Groups that are too large for one micro-batch are cut into
-    parts. Others are cut if the busiest rank then has less to compute, though each part computes the common prefix.
+
+def plans_of_groups(groups: Sequence[Trie], n_parts: int, *, budget: int, cost: Cost) -> list[list[list[Tree]]]:
+    """Return the passes of each part: the trees that share one.
+
+    Groups go to parts by their unique tokens and pairs. Groups that are too large for one micro-batch are cut. Others
+    are cut if the busiest part then has less to compute, though each piece computes the common prefix.
     """
     most_keys = MOST_KEYS * budget
-    parts = _least_load(group_tries(rows), ranks.data_parallel_size, budget=budget, most_keys=most_keys, cost=cost)
-    plans = [tree_bins(part, min(budget, cost.best_tokens), most_keys) for part in parts]
-    batches = [shared_micro_batch(rows, indices, cost) for indices in plans[ranks.data_parallel_rank]]
-    return _as_many(batches, plans)
+    parts = _least_load(groups, n_parts, budget=budget, most_keys=most_keys, cost=cost)
+    return [tree_bins(part, min(budget, cost.best_tokens), most_keys) for part in parts]
 
 
 def _least_load(groups: Sequence[Trie], n_parts: int, *, budget: int, most_keys: float, cost: Cost) -> list[list[Tree]]:

@@ -34,6 +34,7 @@ class Tree:
 
     rows: tuple[int, ...]
     n_tokens: int  # unique ones
+    n_pairs: int  # of a unique token and one that it attends to
     n_keys: int  # gathered for attention, each as often as a run sees it
     cost: float
 
@@ -68,18 +69,23 @@ def trees(groups: Sequence[Trie], *, budget: int, cost: Cost, most_keys: float =
     """
     parts = (part for group in groups for part in group.cut(budget, most_keys))
     return [
-        Tree(rows=tuple(sorted(part.order)), n_tokens=part.n_tokens, n_keys=part.n_keys, cost=cost.shared(part))
+        Tree(
+            rows=tuple(sorted(part.order)),
+            n_tokens=part.n_tokens,
+            n_pairs=part.n_pairs,
+            n_keys=part.n_keys,
+            cost=cost.shared(part),
+        )
         for part in parts
     ]
 
 
-def tree_bins(whole_trees: Sequence[Tree], budget: int, most_keys: float = math.inf) -> list[list[int]]:
-    """Indices of the rows of each micro-batch: complete trees of at most `budget` unique tokens together, of which at
-    most `most_keys` are gathered.
+def tree_bins(whole_trees: Sequence[Tree], budget: int, most_keys: float = math.inf) -> list[list[Tree]]:
+    """The trees of each micro-batch: complete ones of at most `budget` unique tokens together, of which at most
+    `most_keys` are gathered.
     """
     sizes = [max(tree.n_tokens, math.ceil(tree.n_keys * budget / most_keys)) for tree in whole_trees]
-    bins = first_fit(sizes, budget)
-    return [[row for i in members for row in whole_trees[i].rows] for members in bins]
+    return [[whole_trees[i] for i in members] for members in first_fit(sizes, budget)]
 
 
 def shared_micro_batch(rows: Sequence[Row], indices: Sequence[int], cost: Cost) -> MicroBatch:
