@@ -131,11 +131,10 @@ def _of_updates(time: StepTime) -> Iterator[dict[str, Any]]:
     config, shape = time.plan.inputs.config, time.plan.inputs.shape
     policy, train, tokens = config.policy, config.train, config.policy.max_microbatch_tokens
     yield from ({"policy.max_microbatch_tokens": other} for other in (tokens // 2, tokens * 2))
-    if policy.activation_checkpointing:
-        for fewer in (tokens, tokens // 2, tokens // 4, tokens // 8):
-            yield {"policy.activation_checkpointing": False, "policy.max_microbatch_tokens": fewer}
-    else:
-        yield {"policy.activation_checkpointing": True}
+    every = policy.checkpoint_every
+    for blocks in (False, 2 * every) if every else (True,):
+        for fewer in (tokens, tokens // 2, tokens // 4, tokens // 8) if every else (tokens,):
+            yield {"policy.activation_checkpointing": blocks, "policy.max_microbatch_tokens": fewer}
     if shape.shares_prefixes and policy.share_prefixes is not SharePrefixes.ALWAYS:
         yield {"policy.share_prefixes": SharePrefixes.ALWAYS}
     if shape.plain and time.update.model.attention not in KNOWS_BORDERS and config.model.dtype is Dtype.BFLOAT16:
