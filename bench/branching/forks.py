@@ -18,6 +18,7 @@ from tasks import TaskKind
 from ramet import Rollout
 from ramet.rollout.branching.metrics import first_of_turn, turns_of
 from ramet.rollout.record import read_records
+from ramet.rollout.record_files import recorded_files
 from ramet.rollout.scoring import ScoredRollout
 
 FIRST_TOKENS = 20  # rollout.first_tokens
@@ -36,7 +37,7 @@ def fork_numbers(run: Path, kind: TaskKind) -> dict[str, Any]:
     """
     counts: Counter[str] = Counter()
     changes: list[Counter[str]] = [Counter(), Counter(), Counter()]
-    files = sorted((run / "rollouts").glob("step_*.jsonl.gz"))
+    files = [file.path for file in recorded_files(run) if file.kind == "step"]
     for step, file in enumerate(files):
         for record in read_records(file):
             rollouts = [one.rollout for one in record.group.rollouts]

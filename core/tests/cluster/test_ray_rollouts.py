@@ -35,7 +35,7 @@ from ramet.cluster.ray.played_groups import PartGroup, PlayedGroups, piece
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
-from ramet.cluster.ray.worker import RayWorker, WorkerLost
+from ramet.cluster.ray.worker import RayWorker, WorkerLate, WorkerLost
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
@@ -557,7 +557,7 @@ def test_a_replacement_that_no_node_has_room_for_is_waited_for_while_others_work
         async def wait_started(self, timeout_s: float) -> None:
             self.asked += 1
             if self.asked < 3:
-                raise InfraError("it did not start")
+                raise WorkerLate("it did not start")
 
         def __str__(self) -> str:
             return "rollout worker 2"

@@ -8,6 +8,7 @@ workers are objects here, without Ray, and their actors only book what the plan 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -163,6 +164,7 @@ class Worker:
         self.name, self.actor, self.on_lost = name, actor, on_lost
         self.process = ActorProcess(node="node", pid=1, devices=(actor.device,))
         self.progress = None
+        self.started_at = 0.0
         self._dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __str__(self) -> str:
@@ -170,6 +172,7 @@ class Worker:
 
     async def wait_started(self, timeout_s: float) -> ActorProcess:
         await asyncio.sleep(0)
+        self.started_at = time.monotonic()
         return self.process
 
     async def call(self, timeout: object, function: Any, *arguments: Any) -> Any:

@@ -18,37 +18,47 @@ def process_folder(prefix: str) -> Iterator[Path]:
     holds a lock of its folder, which the kernel frees with the process, also after kill -9.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        if (lock := _lock(old)) is not None:
-            shutil.rmtree(old, ignore_errors=True)
-            os.close(lock)
+        with suppress(OSError):  # it is gone, another user's, or on a file system without locks
+            if (lock := _lock(old)) is not None:
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
     folder, lock = _locked_folder(prefix)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
-def _locked_folder(prefix: str) -> tuple[Path, int]:
-    """A new folder and its lock. Until it is locked, another process may take it for a dead one's."""
+def _locked_folder(prefix: str) -> tuple[Path, int | None]:
+    """A new folder and its lock. Until it is locked, another process may take it for a dead one's.
+
+    The lock is None where the file system has none: then others cannot take the folder for a dead one's, either.
+    """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
-        if (lock := _lock(folder)) is not None:
+        try:
+            lock = _lock(folder)
+        except OSError:
+            return folder, None
+        if lock is not None:
             if folder.exists():
                 return folder, lock
             os.close(lock)
 
 
 def _lock(folder: Path) -> int | None:
-    """The lock of a folder; None if a process has it, or if the folder is gone or another user's."""
+    """The lock of a folder; None if a process has it. Raises `OSError` if it cannot be locked at all."""
     import fcntl  # where there is none, no run begins (`runs/lock.py`)
 
-    with suppress(OSError):
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-        else:
-            return file
-    return None
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except OSError:
+        os.close(file)
+        raise
+    return file

@@ -130,10 +130,12 @@ def _with_value(section: Any, path: list[str], value: object) -> Any:
 def _of_updates(time: StepTime) -> Iterator[dict[str, Any]]:
     config, shape = time.plan.inputs.config, time.plan.inputs.shape
     policy, train, tokens = config.policy, config.train, config.policy.max_microbatch_tokens
-    yield from ({"policy.max_microbatch_tokens": other} for other in (tokens // 2, tokens * 2))
+    yield from ({"policy.max_microbatch_tokens": other} for other in (max(1, tokens // 2), tokens * 2))
     every = policy.checkpoint_every
-    for blocks in (False, 2 * every) if every else (True,):
-        for fewer in (tokens, tokens // 2, tokens // 4, tokens // 8) if every else (tokens,):
+    rarer = [False, *([2 * every] if 2 * every <= shape.layers else [])] if every else [True]
+    for blocks in rarer:
+        for divisor in (1, 2, 4, 8) if every else (1,):
+            fewer = max(1, tokens // divisor)
             yield {"policy.activation_checkpointing": blocks, "policy.max_microbatch_tokens": fewer}
     if shape.shares_prefixes and policy.share_prefixes is not SharePrefixes.ALWAYS:
         yield {"policy.share_prefixes": SharePrefixes.ALWAYS}

@@ -35,6 +35,12 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
         problems += check_ulysses(described, config.policy.sequence_parallel)
     if described is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
         problems += check_sharing(described, config.model.attention)
+    layers = getattr(described, "num_hidden_layers", None)
+    if layers is not None and config.policy.checkpoint_every > layers:
+        problems.append(
+            f"policy.activation_checkpointing={config.policy.activation_checkpointing}: the model has {layers} blocks; "
+            "allowed: true, false and at most their number"
+        )
     if config.policy.compile:
         problems += check_compiler(config, device)
     if config.policy.lora_rank:

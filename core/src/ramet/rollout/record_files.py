@@ -46,6 +46,8 @@ def write_index(folder: Path, parts: Sequence[int]) -> None:
 
 def publish_parts(folder: Path, path: Path) -> None:
     """Rename a complete folder of parts to `path`. A record of the step that is there, in either form, is replaced."""
+    for torn in folder.glob(".*.tmp"):  # of a worker that was late
+        torn.unlink(missing_ok=True)
     path.with_name(f"{path.name}.jsonl.gz").unlink(missing_ok=True)
     remove_parts(path)
     folder.rename(path)

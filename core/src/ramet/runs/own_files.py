@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,8 @@ TORN = re.compile(
     r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|metrics\.jsonl|sft\.json|results\.json"
     rf"|results\.json\.partial\.jsonl|results\.tasks\.jsonl|results\.rollouts\.jsonl\.gz|report\.html)\.{RANDOM}|ranks\.\d+)\.tmp"
 )
-TORN_ROLLOUTS = re.compile(rf"\.(?:step|valid)_\d+\.jsonl\.gz\.{RANDOM}\.tmp")
+# Files, and folders of parts that were being filled or removed.
+TORN_ROLLOUTS = re.compile(rf"\.(?:step|valid)_\d+(?:\.jsonl\.gz)?\.{RANDOM}\.(?:tmp|old)")
 LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut
 SHOWN = 3
 
@@ -61,15 +63,20 @@ def check_run_folder(path: Path) -> None:
 
 def remove_torn(path: Path) -> None:
     """Delete what writers left that were killed before they could rename."""
-    for file in torn_files(path):
-        file.unlink()
+    for torn in torn_files(path):
+        if torn.is_dir() and not torn.is_symlink():
+            shutil.rmtree(torn)
+        else:
+            torn.unlink()
 
 
 def torn_files(path: Path) -> Iterator[Path]:
-    """Yield the files that `remove_torn` deletes. Only a process that holds the run's lock knows that they are torn."""
+    """Yield the files and folders that `remove_torn` deletes. Only a process that holds the run's lock knows that they
+    are torn.
+    """
     for folder, names in ((path, TORN), (path / FOLDERS[0], TORN_ROLLOUTS)):
         if not folder.is_symlink():
-            yield from (file for file in folder.glob(".*.tmp") if names.fullmatch(file.name))
+            yield from (file for file in folder.glob(".*") if names.fullmatch(file.name))
 
 
 def has_saved(path: Path, job: str) -> bool:

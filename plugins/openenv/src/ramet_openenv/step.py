@@ -61,6 +61,7 @@ class OpenEnvStep:
         self.forks = cast(Literal["replay", "none"], config.forks)
         self._server = OpenEnvServer(config)
         self._known: Actions | None = None
+        self._has_warned = False  # of a failed action
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
         """How the policy acts. The first call asks the server; tools of the run are not used.
@@ -172,6 +173,10 @@ class OpenEnvStep:
 
     def _failure(self, text: str, *, ended: bool = False) -> Mistake | InfraError:
         """Return what an action is at which the environment failed, while its server serves."""
+        if not self._has_warned:
+            self._has_warned = True
+            message = "%s: the environment failed at an action (step/failed_actions counts all): %s"
+            logger.warning(message, self.config.name, text)
         if self.config.failed_action == "infra":
             return InfraError(f"{self.config.name}: the environment failed at an action: {text}")
         return Mistake(f"The action failed: {text}", called=self._actions().are_calls, ended=ended, failed=True)

@@ -18,7 +18,8 @@ from ramet_verifiers.process import EpisodeWorker, check
 
 KEY = "verifiers"  # in the task's metadata, and in the info of the last turn
 TOO_LONG = ("context_length_exceeded", "prompt is too long")  # how the gateway refuses a request beyond a limit
-REFUSALS = (400, 413, 422)  # HTTP status of a request that makes no sense: the program or the policy wrote it
+# HTTP status of a request that was not refused for what the program or the policy wrote: key, time, load.
+NOT_ITS_WORDS = (401, 403, 408, 429)
 SETUP_TIMEOUT = "setup_timeout"
 SCORING_TIMEOUTS = ("finalize_timeout", "scoring_timeout")  # ends of an episode without a complete score
 # How messages of `verifiers` begin (`boundary` in its errors.py): the place, then the type of the exception. What comes
@@ -100,9 +101,11 @@ def _is_outage(error: Mapping[str, Any], last_call: Mapping[str, Any] | None) ->
     `last_call`: the error of its last request that arrived, if that failed.
     """
     message = error["message"]
+    if error["status"] == 400 and any(words in message for words in TOO_LONG):  # whatever the exception's type
+        return False
     match error["type"]:
         case "ProviderError":
-            return error["status"] not in REFUSALS
+            return not 400 <= (error["status"] or 0) < 500 or error["status"] in NOT_ITS_WORDS
         case "SandboxError":
             return not message.startswith(OF_THE_POLICY)
         case "HarnessError" if UNREACHED.match(message):

@@ -53,15 +53,20 @@ class PlayedGroups:
         self._groups |= {(ticket, index): group for index, group in enumerate(groups)}
 
     def write(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
-        """Write a part and forget its groups. Returns the file from which the driver must fetch it, if this node does
-        not see the folder of `path`.
+        """Write a part and forget its groups, which the driver has too. Returns the file from which the driver must
+        fetch it, if this node does not see the folder of `path`.
         """
-        there = path.parent.is_dir()
-        written = path if there else Path(tempfile.mkdtemp(prefix="ramet-part-")) / path.name
-        write_records(written, (part.record(self._groups[part.ticket, part.index]) for part in parts))
-        for part in parts:
-            del self._groups[part.ticket, part.index]
-        return None if there else written
+        records = [part.record(self._groups.pop((part.ticket, part.index))) for part in parts]
+        if path.parent.is_dir():
+            write_records(path, records)
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="ramet-part-"))
+        try:
+            write_records(folder / path.name, records)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder / path.name
 
 
 def piece(path: Path, offset: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 SETTLE_S = 5.0  # for the other ranks to end, once one has failed
+READS_FILES = frozenset({"verify"})  # takes as long as the file system does
 CHANGES_WEIGHTS = frozenset({"update", "load"})
 # What needs the memory of co-located engines. `load`: an optimiser that is offloaded is read on the device.
 COMPUTES = frozenset(
@@ -95,7 +97,8 @@ class RayRanks:
     ) -> list[T]:
         """Return what each rank does. Raises the cause of a rank's death, or a rank's error."""
         assert not named, "arguments are given by their positions"
-        method, timeout_s = function.__name__, self._pool.timeout_s
+        method = function.__name__
+        timeout_s = math.inf if method in READS_FILES else self._pool.timeout_s  # the monitor finds a dead rank
         if method in COMPUTES and self.before_compute is not None:
             await self.before_compute()
         self.updates += method in CHANGES_WEIGHTS  # after it: engines that start get the weights of before

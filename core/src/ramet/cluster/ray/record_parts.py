@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,11 +19,14 @@ from ramet.cluster.ray.played_groups import PartGroup
 from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import run_together
 from ramet.errors import InfraError
+from ramet.io import repeats
 from ramet.io.atomic import open_atomic, temporary_folder
 from ramet.rollout.record import GroupRecord, part_path, write_records
 from ramet.rollout.record_files import publish_parts, write_index
 from ramet.rollout.scoring import score_of
 from ramet.types import Group
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,9 @@ class RecordParts:
                 if elsewhere is not None:
                     await self._fetch(worker, elsewhere, path)
                 return
-            except (InfraError, OSError):
-                pass  # it is lost or stuck, which others notice, or its disk is full; the driver has its groups too
+            except (InfraError, OSError) as error:  # it is lost, stuck, or cannot write; the driver has its groups too
+                message = "%s did not write its part of the record (%s: %s): the driver writes it"
+                repeats.warn(logger, "a part of a record", message, worker, type(error).__name__, error, by_step=True)
         await asyncio.to_thread(write_records, path, [record for _, record in groups])
 
     async def _fetch(self, worker: RayWorker, source: Path, path: Path) -> None:

@@ -18,7 +18,7 @@ from ramet.cluster.ray.actor_base import RolloutSetup
 from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.dispatcher import Dispatcher
 from ramet.cluster.ray.weight_transfers import Target, WeightTransfer
-from ramet.cluster.ray.worker import RayWorker, WorkerLost
+from ramet.cluster.ray.worker import RayWorker, WorkerLate, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.engines.protocol import EngineInfo
@@ -44,7 +44,9 @@ class _Loss:
         """
         if now - self.at > NODE_LOST_S:
             return False
-        return worker.process is None or (worker.process.node == self.node and worker.started_at < self.at)
+        if worker.process is None:
+            return self.node is not None
+        return worker.process.node == self.node and worker.started_at < self.at
 
 
 class RolloutWorkers:
@@ -193,9 +195,7 @@ class RolloutWorkers:
             try:
                 await worker.wait_started(self._pool.timeout_s)
                 return
-            except WorkerLost:
-                raise
-            except InfraError:
+            except WorkerLate:
                 working = len(self.dispatcher.workers)
                 if not patiently or not working:
                     raise

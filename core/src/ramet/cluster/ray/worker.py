@@ -49,6 +49,10 @@ class WorkerLost(InfraError):
     """A worker's process is gone, or does not answer."""
 
 
+class WorkerLate(InfraError):
+    """A worker has not finished a call in time."""
+
+
 class RayWorker:
     """One actor. `name` is kind and number, as in `policy rank 1`."""
 
@@ -105,7 +109,7 @@ class RayWorker:
     async def call(self, timeout: Timeout | float, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call a method of the actor's class, which is passed itself; arguments may be Ray's references to them.
 
-        Raises its error; `WorkerLost` if the process is gone, `InfraError` if it is late: `timeout` after the call, or
+        Raises its error; `WorkerLost` if the process is gone, `WorkerLate` if it is late: `timeout` after the call, or
         after the last pass over a micro-batch that the worker has begun since. Cancelling this cancels the method.
         """
         timeout_s, key = timeout if isinstance(timeout, Timeout) else Timeout(timeout)
@@ -126,7 +130,7 @@ class RayWorker:
         finally:
             answer.cancel()
         since = " of its last micro-batch" if self._passed_at > began else ""
-        raise InfraError(f"{self} did not finish `{method}` within {timeout_s:g} s{since} ({key})")
+        raise WorkerLate(f"{self} did not finish `{method}` within {timeout_s:g} s{since} ({key})")
 
     def note_progress(self, progress: RolloutProgress | PassProgress | None) -> None:
         """Note what a ping has answered."""

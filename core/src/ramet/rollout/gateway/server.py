@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_BODY = 32 << 20  # bytes of a request: 128k tokens take about half a megabyte
+CLOSE_S = 2.0  # for open connections when the gateway closes: also for one whose request has not come yet
 KEEP_ALIVE_S = 10.0
 UNKNOWN_KEY = "invalid_api_key"
 
@@ -112,7 +113,7 @@ class Gateway:
         if self._control is not None:
             self._control.add_routes(app, self)
         app.router.add_route("*", "/{path:.*}", self._unknown)
-        self._runner = self._web.AppRunner(app, access_log=None, auto_decompress=False)
+        self._runner = self._web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         site = self._web.TCPSite(self._runner, self._host, self._port)
         try:
