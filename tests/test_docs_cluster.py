@@ -79,7 +79,7 @@ def test_the_script_for_slurm_is_bash() -> None:
 
 def test_the_script_for_hosts_starts_joins_and_stops_ray_with_its_token(tmp_path: Path) -> None:
     """`ssh HOST COMMAND` and Ray are programs here that write down what they are given."""
-    shared, programs, log = tmp_path / "shared", tmp_path / "programs", tmp_path / "log"
+    shared, programs, log = tmp_path / "folder", tmp_path / "programs", tmp_path / "log"
     (shared / "env/bin").mkdir(parents=True)
     programs.mkdir()
     for path, body in (

@@ -22,9 +22,9 @@ from ramet.plugins import Plugins, load_plugins
 COLUMN = 38  # where the texts of keys begin
 OPTIONS = {
     "--dry-run": "check everything, print what would be done and written, do nothing",
-    "--on 8xH100": "with --dry-run: plan for this hardware instead of the local machine; also 8x80GiB",
-    "--response-tokens N": "with --dry-run: estimate a step's seconds for responses of so many tokens in the mean",
-    "--tool-s S": "with --dry-run: and for tool calls of so many seconds",
+    "--on 8xH100": "with --dry-run: plan for this hardware, not this machine; also 8x80GiB",
+    "--response-tokens N": "with --dry-run: mean tokens of a response, for the seconds of a step",
+    "--tool-s S": "with --dry-run: mean seconds of a tool call, for the seconds of a step",
     "--show N": "print the first N sequences: what is trained and what is masked",
     "--replay RUN": "recompute a run's updates from recorded rollouts",
     "--replay RESULT": "score a finished evaluation again, without model and network",
