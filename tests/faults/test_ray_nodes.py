@@ -70,7 +70,7 @@ def lose_the_other_node(cluster: Cluster) -> None:
     cluster.remove_node(lost, allow_graceful=False)
 
 
-def test_the_run_goes_on_without_a_node_that_dies_and_a_node_that_joins_gets_its_engine(
+def test_the_run_continues_without_a_node_that_dies_and_a_node_that_joins_gets_its_engine(
     workspace, cluster, tmp_path, caplog
 ):
     """Calls of tools wait until the node has died in step 2, and until the other has joined in step 3."""

@@ -322,6 +322,11 @@ def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path
     (tmp_path / "part.jsonl.gz").write_bytes(fetched)
     assert list(map(record_line, read_records(tmp_path / "part.jsonl.gz"))) == [record_line(record)]
     assert not elsewhere.parent.exists()
+    played.keep(8, [group])
+    (tmp_path / "part_001.jsonl.gz").mkdir()  # cannot be replaced by a file
+    with pytest.raises(OSError, match="part_001"):
+        played.write(tmp_path / "part_001.jsonl.gz", [replace(part, ticket=8)])
+    assert not played._groups, "the driver has them, too"
 
 
 def test_a_worker_gets_what_is_stored_of_its_task(shared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import tempfile
@@ -56,3 +57,17 @@ def test_links_are_not_followed(temporary: Path) -> None:
     (temporary / "ramet-test-link").symlink_to(kept)
     with process_folder("ramet-test-"):
         assert kept.exists()
+
+
+def test_a_file_system_without_locks_costs_only_the_removal_of_what_others_left(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    left = temporary / "ramet-test-left"
+    left.mkdir()
+    monkeypatch.setattr("fcntl.flock", refused)
+    with process_folder("ramet-test-") as folder:
+        assert folder.is_dir() and folder != left
+    assert not folder.exists() and left.exists()

@@ -64,6 +64,19 @@ def test_what_a_torn_start_leaves_is_taken_over(tmp_path: Path, last: str):
         assert not list(run.path.glob(".*.tmp"))
 
 
+def test_parts_of_a_record_that_a_kill_left_are_deleted_by_the_next_process(
+    tmp_path: Path, resolved: Callable[..., Resolved], manifest: Callable[..., Manifest]
+):
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), manifest())
+    rollouts = tmp_path / "mine/rollouts"
+    for name in (".step_000002.0a1b2c3d.tmp", ".step_000001.0a1b2c3d.old", "step_000001"):
+        (rollouts / name).mkdir()
+        (rollouts / name / "part_000.jsonl.gz").touch()
+    with RunDir.open(tmp_path, "mine"):
+        assert [path.name for path in rollouts.iterdir()] == ["step_000001"]
+
+
 def test_only_names_that_ramet_writes_are_deleted(
     tmp_path: Path, resolved: Callable[..., Resolved], manifest: Callable[..., Manifest]
 ):
