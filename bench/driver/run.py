@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -82,9 +82,10 @@ def measure(side: str, n_rollouts: int, n_tokens: int) -> dict[str, Any]:
     from ramet.train.learning import estimate
     from ramet.train.recording import record_path, record_step
     from ramet.train.step_rollouts import PlayedStep
+    from ramet.types import AdvantageEstimator
 
-    class Estimator(Grpo):
-        scope = "batch" if side == "step" else "group"
+    estimator = cast(AdvantageEstimator, Grpo(GrpoConfig()))
+    estimator.scope = "batch" if side == "step" else "group"
 
     groups = groups_of(n_rollouts, n_tokens)
     seconds: dict[str, float] = {}
@@ -99,7 +100,7 @@ def measure(side: str, n_rollouts: int, n_tokens: int) -> dict[str, Any]:
     with part("rows"):
         rows = rows_of(groups)
     with part("advantages"):
-        batch, _ = estimate(Estimator(GrpoConfig()), TrainBatch(rows=rows))
+        batch, _ = estimate(estimator, TrainBatch(rows=rows))
     with part("pack"):  # as Ray does: arrays are not copied into the stream
         buffers: list[pickle.PickleBuffer] = []
         packed = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
