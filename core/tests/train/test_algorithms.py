@@ -142,7 +142,7 @@ def test_a_preset_trains(train: Train, model: Path, tmp_path: Path, preset: str)
     metrics = train(f"algorithm={preset}", f"train.resample_rounds={dynamic}")
     assert list(metrics) == [1, 2]
     for step in (1, 2):
-        assert metrics[step]["train/optimizer_steps"] == 2
+        assert 1 <= metrics[step]["train/optimizer_steps"] <= 2  # a mini-batch without an advantage makes none
         assert math.isfinite(metrics[step]["train/loss"]) and metrics[step]["train/grad_norm"] > 0
         assert metrics[step]["train/tis_effective"] == pytest.approx(1, abs=1e-3)
         advantages = [values for record in records(tmp_path, step) for values in record.advantages.values()]

@@ -54,7 +54,9 @@ MAX_BAD_STEPS = 3  # updates in a row that are not finite: then the run stops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of one optimiser step, over all ranks. Not finite: weights and optimiser are as before."""
+    """Outcome of one optimiser step, over all ranks. Not finite, or without a gradient: weights and optimiser are as
+    before.
+    """
 
     finite: bool
     loss: float
@@ -196,7 +198,7 @@ class ModelTrainer:
         rate = learning_rate(self._policy, step - before, self._total_steps - before)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        skipped = 0
+        skipped = stepped = 0
         try:
             for done, indices in enumerate(order):
                 part = OptimizerStep(rows=indices, is_first=done == 0)
@@ -210,15 +212,16 @@ class ModelTrainer:
                     for number, micro_batch in enumerate(counted, start=1):
                         scalar = loss_of(micro_batch, [passed[i] for i in micro_batch.rows], part)
                         loss = loss + self._backward(scalar, last=number == len(batches))
-                outcome = self.optimizer_step(loss, [batch.rows[i] for i in indices], mid_step=skipped < done)
+                outcome = self.optimizer_step(loss, [batch.rows[i] for i in indices], mid_step=stepped > 0)
                 skipped += not outcome.finite
+                stepped += outcome.finite and outcome.norm > 0
                 if outcome.finite:
                     metrics.mean(f"{self._name}/loss", outcome.loss)
                     metrics.mean(f"{self._name}/grad_norm", outcome.norm)
         finally:
             self._offload_optimizer()
         collected = metrics.result(include=self.layout.is_first_of_group)
-        extra = {"lr": rate, "skipped_updates": float(skipped)}
+        extra = {"lr": rate, "skipped_updates": float(skipped), "optimizer_steps": float(stepped)}
         return (
             collected | {f"{self._name}/{name}": value for name, value in extra.items()}
             if self.layout.rank == 0
@@ -264,6 +267,8 @@ class ModelTrainer:
     def optimizer_step(self, part: Tensor, rows: Sequence[Row], *, mid_step: bool) -> Outcome:
         """Clip the gradients and step, unless something is not finite on any rank; `part` is this rank's of the loss.
 
+        Without a gradient (no row has an advantage) there is no step: AdamW's momentum would move the weights as far as
+        a step with one, away from what earlier rewards asked for (docs/algorithms.md#a-step-without-signal).
         Raises `TrainingDiverged` if that happened `MAX_BAD_STEPS` times in a row. `mid_step`: another optimiser
         step of this training step has changed the weights.
         """
@@ -272,7 +277,7 @@ class ModelTrainer:
         finite = self._sum(float(not (math.isfinite(loss) and math.isfinite(norm)))) == 0
         if finite and self._offloaded is not None:
             self._offloaded.to_device()
-        if finite:
+        if finite and norm > 0:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         outcome = Outcome(finite=finite, loss=loss, norm=norm)

@@ -149,7 +149,6 @@ class PolicyRank:
         seconds = time.monotonic() - started
         n_computed = sum(rows[i].n_tokens for indices in order for i in indices if i in computed)
         return measured | {
-            "train/optimizer_steps": len(order) - measured["train/skipped_updates"],
             "train/rows_without_signal": float(sum(no_signal.issuperset(own) for own in batch.by_rollout())),
             "train/unique_token_share": unique_token_share(rows),
             "train/tokens": float(sum(row.n_trained for row in rows)),
