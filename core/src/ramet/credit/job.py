@@ -108,12 +108,10 @@ class _Prepared:
 def run(folder: Path, options: Options) -> CreditResult:
     """Measure; finished points of an earlier process are not repeated. Raises `ConfigErrors` before anything starts."""
     with StopListener().listening(), recording():
-        manifest = _manifest(folder, options)
-        out = options.out or folder_of(folder)
-        config = _composed(folder, options, manifest, None).config
-        with file_rights(private=config.run.private):
-            prepared = _prepare(folder, options, _weights(folder, options, out))
-            set_up_torch(config.run)
+        _manifest(folder, options)
+        with file_rights(private=not folder.stat().st_mode & 0o077):
+            prepared = _prepare(folder, options, _weights(folder, options, options.out or folder_of(folder)))
+            set_up_torch(prepared.resolved.config.run)
             return run_async(_measure(prepared, options))
 
 
@@ -185,9 +183,14 @@ def _composed(folder: Path, options: Options, manifest: Manifest, model: Path | 
         f"{file}: {key} names {text!r}, whose code would run; runs are passed on, so read it, and name it yourself: "
         f"ramet credit {folder} {key}={text}"
         for key, text in code.items()
-        if key not in typed and key in {_key(line) for line in recorded}
+        if any(_sets(kept_text, key) for kept_text in kept)
     )
     return fetched(resolved, data=False, commits=manifest.hub)
+
+
+def _sets(text: str, key: str) -> bool:
+    """Whether an override sets the key, what it is in, or a part of it."""
+    return f"{key}.".startswith(f"{_key(text)}.") or _key(text).startswith(f"{key}.")
 
 
 def _key(override_text: str) -> str:
