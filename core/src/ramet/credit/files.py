@@ -111,6 +111,7 @@ class PointFile:
 
 def write_credit(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write `credit.jsonl`, complete or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
     with open_atomic(folder / CREDIT) as file:
         file.writelines(map(json_line, rows))
     return folder / CREDIT
