@@ -1,9 +1,9 @@
 """How well does each advantage estimator rank what calls were worth, and how well does `ramet credit`?
 
-    python bench/credit/run.py [--tasks 40] [--samples 64] [--smoke]
+    python bench/credit/run.py [--tasks 20] [--samples 128] [--smoke]
 
 Generated tasks have a planted truth (tasks.py). A scripted policy of known probabilities plays groups of 16 rollouts of
-each, once without forks and once as trees. `ramet credit`'s own measurement continues two rollouts of each group; every
+each, once without forks and once as trees. `ramet credit`'s own measurement continues the first rollout of each group; every
 estimator gets the complete groups. Compared is each call's credit with its planted worth: Spearman's rank correlation
 over the calls, with a bootstrap interval over tasks, and in `pivot` tasks how often the call with the largest credit in
 size is the one that decides (ties count as a part).
@@ -57,11 +57,11 @@ async def play(tasks: Sequence[PlantedTask], encoder: Encoder, forest: str) -> l
 async def measured_credit(
     tasks: Sequence[PlantedTask], encoder: Encoder, groups: Sequence[ScoredGroup], samples: Sequence[int], folder: Path
 ) -> tuple[dict[int, Credits], int]:
-    """The credit of two rollouts of each group, by the number of continuations; and the tokens sampled for the most."""
+    """The credit of the first rollout of each group, by the number of continuations; and the tokens sampled for the most."""
     (folder / "rollouts").mkdir(parents=True)
     records = [GroupRecord(step=1, group=group) for group in groups]
     write_records(folder / "rollouts/step_000001.jsonl.gz", records)
-    chosen = choose(folder, names=[], step=1, n=2 * len(tasks))
+    chosen = choose(folder, names=[f"1/{number}/0" for number in range(len(tasks))], step=1, n=0)
     most = max(samples)
     file = PointFile(folder / "credit", {CONFIG: ""})
     file.open()
@@ -130,12 +130,12 @@ def run_kind(kind: str, n_tasks: int, samples: Sequence[int], encoder: Encoder) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=40)
-    parser.add_argument("--samples", type=int, default=64, help="the most continuations of a point")
+    parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=128, help="the most continuations of a point")
     parser.add_argument("--smoke", action="store_true", help="a few tasks; writes no result")
     options = parser.parse_args()
-    n_tasks, most = (4, 16) if options.smoke else (options.tasks, options.samples)
-    samples = [n for n in (4, 16, 64, 256) if n < most] + [most]
+    n_tasks, most = (4, 8) if options.smoke else (options.tasks, options.samples)
+    samples = [n for n in (8, 32) if n < most] + [most]
     encoder = tiny_encoder()
     with measured() as timed:
         rows = [row for kind in KINDS for row in run_kind(kind, n_tasks, samples, encoder)]

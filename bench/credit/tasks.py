@@ -2,7 +2,7 @@
 
 A task has 3 to 5 calls, each one of four letters. Turn t's letter is drawn with the probabilities `policy[t]`, and adds
 `weights[t]` of it to a sum; the answer is right with the probability sigmoid(bias + sum). In a `pivot` task one turn
-weighs ten times more than the others; in a `spread` task all weigh about the same. So the value of every beginning, and
+weighs four times more than the others; in a `spread` task all weigh about the same. So the value of every beginning, and
 what each call is worth, follow by enumeration.
 """
 
@@ -18,7 +18,7 @@ from ramet.types import Task, user_prompt
 
 LETTERS = "abcd"
 KINDS = ("pivot", "spread")
-SMALL, LARGE, EVEN = 0.25, 2.5, 1.0  # standard deviations of weights
+SMALL, LARGE, EVEN = 0.75, 3.0, 1.0  # standard deviations of weights
 
 
 @dataclass(frozen=True, kw_only=True)
