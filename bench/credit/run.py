@@ -3,10 +3,10 @@
     python bench/credit/run.py [--tasks 20] [--samples 128] [--smoke]
 
 Generated tasks have a planted truth (tasks.py). A scripted policy of known probabilities plays groups of 16 rollouts of
-each, once without forks and once as trees. `ramet credit`'s own measurement continues the first rollout of each group; every
-estimator gets the complete groups. Compared is each call's credit with its planted worth: Spearman's rank correlation
-over the calls, with a bootstrap interval over tasks, and in `pivot` tasks how often the call with the largest credit in
-size is the one that decides (ties count as a part).
+each, once without forks and once as trees. The measurement of `ramet credit` continues the first rollout of each group;
+every estimator gets the complete groups. Compared is each call's credit with its planted worth: Spearman's rank
+correlation over the calls, with a bootstrap interval over tasks, and in `pivot` tasks how often the call with the
+largest credit in size is the one that decides (ties count as a part).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def play(tasks: Sequence[PlantedTask], encoder: Encoder, forest: str) -> l
 async def measured_credit(
     tasks: Sequence[PlantedTask], encoder: Encoder, groups: Sequence[ScoredGroup], samples: Sequence[int], folder: Path
 ) -> tuple[dict[int, Credits], int]:
-    """The credit of the first rollout of each group, by the number of continuations; and the tokens sampled for the most."""
+    """The credit of each group's first rollout, by the number of continuations, and the tokens sampled for the most."""
     (folder / "rollouts").mkdir(parents=True)
     records = [GroupRecord(step=1, group=group) for group in groups]
     write_records(folder / "rollouts/step_000001.jsonl.gz", records)

@@ -2,8 +2,8 @@
 
 A task has 3 to 5 calls, each one of four letters. Turn t's letter is drawn with the probabilities `policy[t]`, and adds
 `weights[t]` of it to a sum; the answer is right with the probability sigmoid(bias + sum). In a `pivot` task one turn
-weighs four times more than the others; in a `spread` task all weigh about the same. So the value of every beginning, and
-what each call is worth, follow by enumeration.
+weighs four times as much as the others; in a `spread` task all weigh about the same. So the value of every beginning,
+and what each call is worth, follow by enumeration.
 """
 
 from __future__ import annotations

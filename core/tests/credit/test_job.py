@@ -15,7 +15,7 @@ from ramet import function_tool
 from ramet.api import train
 from ramet.cli.credit import run as command
 from ramet.credit.files import CREDIT, POINTS
-from ramet.credit.job import Options, plan, run
+from ramet.credit.job import CreditOptions, plan, run
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.testing import registered
@@ -125,29 +125,29 @@ def test_a_run_is_measured_next_to_it_and_the_same_command_repeats_nothing(
         worth = row["worth"]
         assert worth["mean"] == pytest.approx(row["after"]["mean"] - row["before"]["mean"])
     assert len(points) == 4 and all(len(point["rewards"]) == 3 and point["tokens"] > 0 for point in points)
-    result = run(trained, Options(rollouts=2, samples=3))
+    result = run(trained, CreditOptions(rollouts=2, samples=3))
     assert result.rows == rows and lines(out / POINTS)[1:] == points
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
 
 
 def test_a_checkpoint_continues_the_rollouts_and_does_not_mix_with_other_weights(trained: Path, model: Path) -> None:
     out = trained.with_name("from_checkpoint")
-    options = Options(names=["1/0/0"], samples=2, checkpoint=1, out=out)
+    options = CreditOptions(names=["1/0/0"], samples=2, checkpoint=1, out=out)
     assert "a checkpoint" in str(plan(trained, options))
     assert len(run(trained, options).rows) == 2 and (out / "model_000001/config.json").is_file()
     with pytest.raises(ConfigError, match="model_sha256"):
-        run(trained, Options(names=["1/0/0"], samples=2, model=model, out=out))
+        run(trained, CreditOptions(names=["1/0/0"], samples=2, model=model, out=out))
 
 
 def test_what_cannot_be_continued_is_refused_before_anything_is_written(trained: Path) -> None:
     with pytest.raises(ConfigErrors, match=r"rollout_step.*forks = 'copy'"):
-        run(trained, Options(overrides=["rollout_step=copied"]))
+        run(trained, CreditOptions(overrides=["rollout_step=copied"]))
     with pytest.raises(ConfigErrors, match="an agent"):
-        run(trained, Options(overrides=["rollout_step=external", "tools=[]"]))
+        run(trained, CreditOptions(overrides=["rollout_step=external", "tools=[]"]))
     with pytest.raises(ConfigErrors, match="--samples 17"):
-        run(trained, Options(samples=17))
+        run(trained, CreditOptions(samples=17))
     with pytest.raises(ConfigErrors) as refused:
-        run(trained, Options(samples=1, rollouts=0, budget_tokens=0))
+        run(trained, CreditOptions(samples=1, rollouts=0, budget_tokens=0))
     assert len(refused.value.problems) == 3
     assert not trained.with_name("run.credit").exists()
 
@@ -156,7 +156,7 @@ def test_code_that_only_the_run_names_is_not_run(trained: Path) -> None:
     with (trained / "overrides.txt").open("a") as file:
         file.write("tools=[mcp]\ntools.mcp.params={command:[touch,evil]}\n")
     with pytest.raises(ConfigError, match=r"tools\.mcp\.params\.command"):
-        run(trained, Options())
+        run(trained, CreditOptions())
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"]])

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("credit: give one run, its directory or its name under runs/, as in ramet credit runs/first")
     folder = run_folder(Path(runs[0]))
     job = importlib.import_module("ramet.credit.job")  # loads torch
-    asked = job.Options(
+    asked = job.CreditOptions(
         rollouts=options.rollouts,
         names=tuple(options.rollout or ()),
         step=options.step,
@@ -109,7 +109,9 @@ def _parser() -> Parser:
     parser.add_argument("--step", type=int, help="the step whose rollouts are measured (default: the last)")
     parser.add_argument("--samples", type=int, default=16, metavar="M", help="continuations per point (default: 16)")
     parser.add_argument("--model", type=Path, help="the weights that continue (default: the run's exported model)")
-    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="or those of a checkpoint, which is exported")
+    parser.add_argument(
+        "--checkpoint", type=int, metavar="STEP", help="or the weights of a checkpoint, which is exported"
+    )
     parser.add_argument(
         "--budget-tokens", type=int, metavar="N", help="begin no further rollouts once N tokens are sampled"
     )

@@ -57,7 +57,7 @@ class PointFile:
         path = folder / POINTS
         foreign = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith(OWN))
         if foreign and not path.exists():
-            raise ConfigError(f"{folder} has files of something else ({foreign[0]}); name another folder with --out")
+            raise ConfigError(f"{folder} has other files ({foreign[0]}); name another folder with --out")
         self._lines = ResumableLines(path)
         self._header = {HEADER: SCHEMA, **header}
         self.points: dict[str, MeasuredPoint] = {}

@@ -52,7 +52,7 @@ NOT_KEPT = ("model.trust_remote_code", "run.name", "run.root")  # keys of the ru
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CreditOptions:
     """What is measured, of which rollouts. `step` is of the records, `checkpoint` of the weights."""
 
     rollouts: int = 8
@@ -105,7 +105,7 @@ class _Prepared:
     file: PointFile
 
 
-def run(folder: Path, options: Options) -> CreditResult:
+def run(folder: Path, options: CreditOptions) -> CreditResult:
     """Measure; finished points of an earlier process are not repeated. Raises `ConfigErrors` before anything starts."""
     with StopListener().listening(), recording():
         _manifest(folder, options)
@@ -115,7 +115,7 @@ def run(folder: Path, options: Options) -> CreditResult:
             return run_async(_measure(prepared, options))
 
 
-def plan(folder: Path, options: Options) -> DryRun:
+def plan(folder: Path, options: CreditOptions) -> DryRun:
     """Return what `run` would do, and how many tokens it would sample at most. Writes nothing."""
     out = options.out or folder_of(folder)
     model = options.model or _exported(folder, options)
@@ -139,7 +139,7 @@ def plan(folder: Path, options: Options) -> DryRun:
     )
 
 
-def _manifest(folder: Path, options: Options) -> Manifest:
+def _manifest(folder: Path, options: CreditOptions) -> Manifest:
     raise_all(options.problems())
     saved = read_run(folder)
     if saved.job != "train":
@@ -147,17 +147,17 @@ def _manifest(folder: Path, options: Options) -> Manifest:
     return read_manifest(folder / MANIFEST)
 
 
-def _exported(folder: Path, options: Options) -> Path | None:
+def _exported(folder: Path, options: CreditOptions) -> Path | None:
     """The run's exported model, unless a checkpoint is asked for; None: there is none."""
     model = folder / "model"
     return model if options.checkpoint is None and (model / "config.json").is_file() else None
 
 
-def _export_name(options: Options) -> str:
+def _export_name(options: CreditOptions) -> str:
     return "model" if options.checkpoint is None else f"model_{options.checkpoint:06d}"
 
 
-def _weights(folder: Path, options: Options, out: Path) -> Path:
+def _weights(folder: Path, options: CreditOptions, out: Path) -> Path:
     """The folder of the model that continues the rollouts. A checkpoint is exported into the folder of the results."""
     if (model := options.model or _exported(folder, options)) is not None:
         return model
@@ -168,7 +168,7 @@ def _weights(folder: Path, options: Options, out: Path) -> Path:
     return exported
 
 
-def _composed(folder: Path, options: Options, manifest: Manifest, model: Path | None) -> Resolved:
+def _composed(folder: Path, options: CreditOptions, manifest: Manifest, model: Path | None) -> Resolved:
     """The run's configuration with the changes of the command line. Raises `ConfigErrors`."""
     file = folder / OVERRIDES
     if not file.is_file():
@@ -197,7 +197,7 @@ def _key(override_text: str) -> str:
     return override_text.partition("=")[0].lstrip("+~")
 
 
-def _prepare(folder: Path, options: Options, model: Path | None) -> _Prepared:
+def _prepare(folder: Path, options: CreditOptions, model: Path | None) -> _Prepared:
     """Do all checks, reported together where they are of the configuration."""
     manifest = _manifest(folder, options)
     resolved = _composed(folder, options, manifest, model)
@@ -251,7 +251,7 @@ def _unreplayable(components: Components, tools: ToolNames) -> list[str]:
     return problems
 
 
-async def _measure(prepared: _Prepared, options: Options) -> CreditResult:
+async def _measure(prepared: _Prepared, options: CreditOptions) -> CreditResult:
     config, components, out = prepared.resolved.config, prepared.components, prepared.out
     services, scorer = out / "services", components.scorer
     prepared.file.open()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.credit.files import MeasuredPoint, PointFile
-from ramet.credit.points import ChosenRollout, Point, points_of
+from ramet.credit.points import ChosenRollout, CreditPoint, points_of
 from ramet.credit.values import Value, difference, known, value_of
 from ramet.event_loop import first_error
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
@@ -63,7 +63,7 @@ def _waves(chosen: Sequence[ChosenRollout], points: int | None) -> Iterator[list
 async def _measure_points(
     rollouts: Rollouts,
     scorer: Scores,
-    points: Sequence[Point],
+    points: Sequence[CreditPoint],
     file: PointFile,
     samples: int,
     masked_limit: float,
@@ -73,7 +73,7 @@ async def _measure_points(
     groups: list[ScoredGroup] = []
     late: list[MeasuredPoint] = []
 
-    async def one(point: Point) -> None:
+    async def one(point: CreditPoint) -> None:
         plan = RolloutPlan(group_size=samples, branch=False, step_deadline=False, counted=False)
         request = RolloutRequest(tasks=[point.task], step=point.step, plan=plan, begin=point.prefix)
         (group,) = await play(rollouts, scorer, request)
@@ -94,7 +94,7 @@ async def _measure_points(
         file.add(measured)
 
 
-def _measured(point: Point, group: ScoredGroup) -> MeasuredPoint:
+def _measured(point: CreditPoint, group: ScoredGroup) -> MeasuredPoint:
     rollouts = [scored.rollout for scored in group.rollouts]
     masked = Counter(
         rollout.fault.where if rollout.fault is not None else str(rollout.left_out)

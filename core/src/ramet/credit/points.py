@@ -25,7 +25,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CreditPoint:
     """The place in a recorded rollout where its continuations begin."""
 
     name: str
@@ -44,7 +44,7 @@ class ChosenRollout:
 
     name: str
     scored: ScoredRollout
-    points: tuple[Point, ...]
+    points: tuple[CreditPoint, ...]
 
     @property
     def end(self) -> float:
@@ -72,7 +72,7 @@ def choose(run: Path, *, names: Sequence[str], step: int | None, n: int) -> list
     return chosen
 
 
-def points_of(rollouts: Iterable[ChosenRollout]) -> list[Point]:
+def points_of(rollouts: Iterable[ChosenRollout]) -> list[CreditPoint]:
     """Return each point once, in order."""
     return list({point.name: point for rollout in rollouts for point in rollout.points}.values())
 
@@ -139,7 +139,8 @@ def _chosen(record: GroupRecord, group: int, scored: ScoredRollout) -> ChosenRol
     names, segments = _names(record, group), scored.rollout.segments
     begins = [prefix_at(record, scored, turn) for turn in range(n_turns(scored.rollout))]
     points = [
-        Point(name=names[id(segments[begin.starts[-1] - 1])], task=record.group.task, prefix=begin) for begin in begins
+        CreditPoint(name=names[id(segments[begin.starts[-1] - 1])], task=record.group.task, prefix=begin)
+        for begin in begins
     ]
     return ChosenRollout(name=f"{record.step}/{group}/{scored.rollout.id}", scored=scored, points=tuple(points))
 

@@ -1,10 +1,11 @@
 """The value of a point with its interval, and what a turn was worth: the difference of two values.
 
 The value of a point is the mean reward of its continuations. Where all rewards of a measurement are of two kinds (right
-and wrong), its 95 % interval is Wilson's; otherwise Student's, or Wilson's over the range of all rewards where those of
-a point are equal, since so few say little about rare ones. Two intervals become that of a difference as in Newcombe
-(1998, method 10), from their limits; Zou and Donner (2008) show that this holds for other intervals too. The values of
-a point are in two differences, one with each sign: what neighbouring turns were worth is not independent.
+and wrong), its 95 % interval is Wilson's. Otherwise it is Student's, or Wilson's over the range of all rewards if the
+rewards of a point are equal: a few equal rewards say little about rare ones. The interval of a difference is made of
+the limits of both values, as in Newcombe (1998, method 10); Zou and Donner (2008) show that other intervals can be
+combined so too. A point is in two differences, once with each sign, so the numbers of neighbouring turns depend on each
+other.
 """
 
 from __future__ import annotations
