@@ -1,6 +1,6 @@
 """How well does each advantage estimator rank what calls were worth, and how well does `ramet credit`?
 
-    python bench/credit/run.py [--tasks 20] [--samples 128] [--smoke]
+    python bench/credit/run.py [--tasks 20] [--samples 128] [--only-credit] [--kinds pivot] [--smoke]
 
 Generated tasks have a planted truth (tasks.py). A scripted policy of known probabilities plays groups of 16 rollouts of
 each, once without forks and once as trees. The measurement of `ramet credit` continues the first rollout of each group;
@@ -111,9 +111,11 @@ def _share(calls: Sequence[float], pivot: int) -> float:
     return (sizes[pivot] == max(sizes)) / sizes.count(max(sizes))
 
 
-def run_kind(kind: str, n_tasks: int, samples: Sequence[int], encoder: Encoder) -> list[dict[str, Any]]:
+def run_kind(
+    kind: str, n_tasks: int, samples: Sequence[int], encoder: Encoder, *, estimators: bool
+) -> list[dict[str, Any]]:
     tasks, rows = make_tasks(kind, n_tasks, SEED), []
-    for forest in FOREST:
+    for forest in FOREST if estimators else ["chains"]:
         groups = asyncio.run(play(tasks, encoder, forest))
         if forest == "chains":
             with tempfile.TemporaryDirectory() as folder, measured() as timed:
@@ -122,7 +124,7 @@ def run_kind(kind: str, n_tasks: int, samples: Sequence[int], encoder: Encoder) 
                 cost = {"tokens": tokens * n // max(samples), "cpu_s": timed.cpu_s * n / max(samples)}
                 rows.append({"label": f"ramet credit, {n} continuations", **compared(found, groups, tasks), **cost})
                 rows[-1] |= {"kind": kind, "forest": forest}
-        for arm in filter(installed, ARMS):
+        for arm in filter(installed, ARMS if estimators else ()):
             found = compared(credits_of(arm, groups, tasks), groups, tasks)
             rows.append({"label": arm.label, **found, "kind": kind, "forest": forest})
     return rows
@@ -132,14 +134,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--samples", type=int, default=128, help="the most continuations of a point")
+    parser.add_argument("--only-credit", action="store_true", help="without the estimators; writes credit_only.json")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--smoke", action="store_true", help="a few tasks; writes no result")
     options = parser.parse_args()
     n_tasks, most = (4, 8) if options.smoke else (options.tasks, options.samples)
-    samples = [n for n in (8, 32) if n < most] + [most]
+    samples = [n for n in (8, 32, 128) if n < most] + [most]
     encoder = tiny_encoder()
     with measured() as timed:
-        rows = [row for kind in KINDS for row in run_kind(kind, n_tasks, samples, encoder)]
-    columns = [(kind, forest) for kind in KINDS for forest in FOREST]
+        estimators = not options.only_credit
+        rows = [
+            row for kind in options.kinds for row in run_kind(kind, n_tasks, samples, encoder, estimators=estimators)
+        ]
+    columns = [(kind, forest) for kind in options.kinds for forest in FOREST]
     cells = {(row["label"], row["kind"], row["forest"]): row for row in rows}
     table = []
     for label in dict.fromkeys(row["label"] for row in rows):
@@ -150,8 +157,9 @@ def main() -> None:
     print_table(["credit by", *(" ".join(column) for column in columns), "pivot found (chains / trees)"], table)
     print(f"{timed.cpu_s:.0f} s CPU, {timed.wall_s:.0f} s wall")
     if not options.smoke:
-        settings = {"tasks": n_tasks, "group": GROUP, "samples": samples, "seed": SEED}
-        print(write_results("credit", settings, rows, {"cpu_s": timed.cpu_s, "wall_s": timed.wall_s}))
+        settings = {"tasks": n_tasks, "group": GROUP, "kinds": list(options.kinds), "samples": samples, "seed": SEED}
+        name = "credit" if estimators else "credit_only"
+        print(write_results(name, settings, rows, {"cpu_s": timed.cpu_s, "wall_s": timed.wall_s}))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What each call of a recorded rollout was worth, measured by continuing the rollout before and after it."""
+"""Measurement of what each call of a recorded rollout was worth: the rollout is continued before and after it."""

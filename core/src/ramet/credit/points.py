@@ -48,7 +48,7 @@ class ChosenRollout:
 
     @property
     def end(self) -> float:
-        """What it got: the value of its end."""
+        """The score of the rollout, which is the value of its end."""
         score = self.scored.score
         assert score is not None  # masked rollouts are not chosen
         return score

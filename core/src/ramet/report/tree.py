@@ -113,7 +113,7 @@ def group_data(record: GroupRecord, index: int, split: Splitter, credit: Iterabl
 
 
 def _worth(record: GroupRecord, index: int, credit: Iterable[Node]) -> dict[int, list[float | None]]:
-    """What turns of the group were worth, with the limits of the interval, by the segment that was sampled in them."""
+    """Return what turns were worth, with the limits of the interval, by the segment that was sampled in them."""
     rollouts = {f"{record.step}/{index}/{scored.rollout.id}": scored.rollout for scored in record.group.rollouts}
     return {
         id(segment): [_number(row["worth"][name]) for name in ("mean", "low", "high")]
