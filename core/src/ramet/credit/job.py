@@ -53,7 +53,10 @@ NOT_KEPT = ("model.trust_remote_code", "run.name", "run.root")  # keys of the ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditOptions:
-    """Settings of a measurement: which rollouts, how often, with which weights. `step` is of the records, `checkpoint` of the weights."""
+    """Settings of a measurement: which rollouts, how often, with which weights.
+
+    `step` is of the records, `checkpoint` of the weights.
+    """
 
     rollouts: int = 8
     names: Sequence[str] = ()
