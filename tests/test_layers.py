@@ -31,6 +31,7 @@ LAYERS = [
     {"cluster", "planning"},
     {
         "check",
+        "credit",
         "doctor",
         "evaluate",
         "export",

@@ -44,6 +44,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "runs": Command("list runs with their state, last reward and size, and remove old checkpoints", "runs:run"),
     "checkpoints": Command("list and verify a run's checkpoints", "checkpoints:run"),
     "compare": Command("compare evaluations task by task, or trainings", "results:run_compare"),
+    "credit": Command("measure what each tool call of recorded rollouts was worth", "credit:run"),
     "judge": Command("judge the stored rollouts of an evaluation", "results:run_judge"),
     "report": Command("write an HTML report of a run", "report:run"),
     "plugins": Command("list what is installed, and what failed to load", "plugin_list:run"),
@@ -57,6 +58,6 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
 GROUPS = {  # of `ramet --help`
     "run": ("train", "sft", "eval", "play", "gateway", "pipeline", "demo"),
     "inspect": ("runs", "report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
-    "check": ("doctor", "config", "check-logprobs", "tool", "judge"),
+    "check": ("doctor", "config", "check-logprobs", "tool", "judge", "credit"),
     "make": ("export", "import", "migrate", "new", "tiny-model", "completion"),
 }

@@ -15,7 +15,7 @@ from ramet.engines.protocol import Engine
 from ramet.errors import ConfigError
 from ramet.plugins.component_checks import is_agent
 from ramet.rollout.plan import RolloutRequest
-from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
+from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problems
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.record import GroupRecord
 from ramet.types import RolloutStep, Segment, Task, ToolSchema
@@ -34,6 +34,7 @@ class GroupJob:
     step: int
     prompt: Segment
     prefixes: tuple[StoredPrefix, ...] = ()  # that the policy may start from
+    begin: StoredPrefix | None = None  # where its roots begin; None: at the prompt
 
 
 class JobMaker:
@@ -102,10 +103,15 @@ class JobMaker:
         room = self._engine.info.max_tokens
         for task, name in zip(request.tasks, request.task_names(), strict=True):
             prompt = self._prompt(task)
-            kept = request.stored.get(task.id) if request.plan.branch else None
-            jobs.append(GroupJob(task=task, name=name, step=request.step, prompt=prompt, prefixes=self._prefixes(kept)))
-            if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
-                problems.append(problem)
+            kept, begin = request.stored.get(task.id) if request.plan.branch else None, request.begin
+            prefixes = self._prefixes(kept)
+            jobs.append(
+                GroupJob(task=task, name=name, step=request.step, prompt=prompt, prefixes=prefixes, begin=begin)
+            )
+            if kept is not None:
+                problems += prompt_problems(kept.step, kept.group.rollouts[0].rollout, prompt)
+            if begin is not None:
+                problems += prompt_problems(begin.source.step, begin.rollout, prompt)
             if len(prompt) >= room:
                 problems.append(
                     f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine {room} with the "

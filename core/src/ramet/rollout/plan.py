@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import RametError
+from ramet.rollout.prefixes import StoredPrefix
 from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
 
@@ -90,6 +91,7 @@ class RolloutRequest:
     """Tasks to run in one call, a complete step or a part of one; it pickles.
 
     `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
+    `begin`: of one task, where all of its rollouts begin instead of at the prompt; only in a plan without forks.
 
     A worker's part of a step has the `names` of its tasks among all of the step's, and `deadline_s`: the rest of
     `rollout.step_deadline_s` if it applies. Over Ray the driver sets it.
@@ -99,6 +101,7 @@ class RolloutRequest:
     step: int
     plan: RolloutPlan = RolloutPlan()
     stored: Mapping[str, GroupRecord] = field(default_factory=dict)
+    begin: StoredPrefix | None = None
     names: Sequence[str] | None = None
     deadline_s: float | None = None
     ticket: int | None = None  # by which a worker keeps its groups until they are recorded

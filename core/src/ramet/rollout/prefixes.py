@@ -104,23 +104,40 @@ def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
     return tuple(_prefixes(record))
 
 
-def prompt_problem(record: GroupRecord, prompt: Segment) -> str | None:
-    """Why rollouts of a task cannot continue from its stored group: its prompt has other tokens now."""
-    stored = record.group.rollouts[0].rollout.segments[0]
-    if stored.token_ids == prompt.token_ids:
-        return None
-    return (
-        f"stored prefixes of task {record.group.task.id!r}, step {record.step}: they begin with another prompt "
-        f"({len(stored)} tokens, now {len(prompt)}), of another tokenizer, chat template, rollout step, system prompt "
+def prefix_at(record: GroupRecord, scored: ScoredRollout, turn: int) -> StoredPrefix:
+    """Return the beginning of a recorded rollout of one thread, up to where `turn` begins; it is not masked.
+
+    Turn 0 begins after the prompt, and after the first observation of an environment.
+    """
+    assert scored.reward is not None
+    rollout, root = scored.rollout, scored.rollout.id.partition(".")[0]
+    source = next(other.rollout.prefix for other in record.group.rollouts if other.rollout.id == root)
+    starts = turn_starts(rollout.segments, turn)
+    begun = replace(rollout, segments=tuple(map(_inserted, rollout.segments[: starts[-1]])), prefix=source)
+    return StoredPrefix(source=_source(record.step, begun, turn), reward=scored.reward, rollout=begun, starts=starts)
+
+
+def n_turns(rollout: Rollout) -> int:
+    return 1 + max((s.turn for s in rollout.segments), default=0)
+
+
+def prompt_problems(step: int, stored: Rollout, prompt: Segment) -> list[str]:
+    """Why rollouts of a task cannot continue from a stored one: its prompt has other tokens now."""
+    before = stored.segments[0]
+    if before.token_ids == prompt.token_ids:
+        return []
+    return [
+        f"stored prefixes of task {stored.task.id!r}, step {step}: they begin with another prompt "
+        f"({len(before)} tokens, now {len(prompt)}), of another tokenizer, chat template, rollout step, system prompt "
         "or set of tools; a rollout cannot continue from them"
-    )
+    ]
 
 
 def _cut(
     scored: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted: dict[int, Segment]
 ) -> ScoredRollout:
-    rollout, last = scored.rollout, _n_turns(scored.rollout) - 1
-    end = _turn_starts(rollout.segments, last)[-1]
+    rollout, last = scored.rollout, n_turns(scored.rollout) - 1
+    end = turn_starts(rollout.segments, last)[-1]
     cut = replace(
         rollout,
         segments=tuple(inserted.setdefault(id(s), _inserted(s)) for s in rollout.segments[:end]),
@@ -148,14 +165,10 @@ def _inserted(segment: Segment) -> Segment:
 
 def _can_begin(rollout: Rollout) -> bool:
     """Whether others can continue from one of its turns: it has several, of one thread."""
-    return _n_turns(rollout) > 1 and not rollout.thread_starts
+    return n_turns(rollout) > 1 and not rollout.thread_starts
 
 
-def _n_turns(rollout: Rollout) -> int:
-    return 1 + max((s.turn for s in rollout.segments), default=0)
-
-
-def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
+def turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
     """Segments before each turn, up to number `turns`, which may follow the last segment.
 
     An environment's first observation is of turn 0, and before its sampled tokens.
@@ -168,9 +181,9 @@ def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
 def _prefixes(record: GroupRecord) -> Iterator[StoredPrefix]:
     seen: set[int] = set()
     for scored in record.group.rollouts:
-        rollout, turns = scored.rollout, _n_turns(scored.rollout)
+        rollout, turns = scored.rollout, n_turns(scored.rollout)
         assert scored.reward is not None  # only such rollouts are stored
-        starts = _turn_starts(rollout.segments, turns)
+        starts = turn_starts(rollout.segments, turns)
         for turn in range(1, turns + 1):
             last = id(rollout.segments[starts[turn] - 1])
             if last not in seen:
