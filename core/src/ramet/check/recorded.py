@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from ramet.components.build import Components
 from ramet.components.checks import check_components
 from ramet.components.engines import check_engine
@@ -14,18 +16,24 @@ from ramet.components.prompts import check_prompts
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
 from ramet.errors import ConfigError, collected, raise_all
 from ramet.evaluate import evaluation
 from ramet.evaluate.files import load_results
 from ramet.evaluate.stored import stored_evaluation
+from ramet.export.job import find_checkpoint
 from ramet.models.check import check_model
+from ramet.models.loading import load_model
 from ramet.models.torch_setup import check_torch
 from ramet.plugins.component_checks import is_agent
+from ramet.policy.checkpoint.state import saved_weights
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.rollout.record_files import recorded_files
 from ramet.types import Benchmark, Rollout, Task
+
+CHECKPOINTS = "checkpoints"  # of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +56,17 @@ class RecordedGroup:
         versions = {s.policy_version for rollout in self.rollouts for s in rollout.segments if s.is_sampled}
         return versions.pop() if len(versions) == 1 else None
 
+    def missing_weights(self, run: Path, config: Config) -> str | None:
+        """Why the weights that sampled it are not in the run; None: they are, or `model.path` has them."""
+        if self.benchmark:
+            return None
+        if self.version is None:
+            return "sampled by weights of several versions; name a model with --model"
+        kept = (run / CHECKPOINTS / f"step_{self.version:06d}").is_dir()
+        if self.version and (config.policy.lora_rank or not kept):
+            return f"the weights after step {self.version}, which sampled it, are not kept; name a model with --model"
+        return None
+
     def key(self, rollout: Rollout) -> str:
         return RolloutKey(self.plan.salt, self.record.step, self.name, rollout.id).text
 
@@ -69,6 +88,13 @@ class PreparedTest:
     tools: ToolNames
     groups: list[RecordedGroup]
     benchmarks: dict[str, Benchmark]  # by name; empty: the components' rewards score
+
+
+def weights_after(run: Path, config: Config, step: int) -> dict[str, Tensor]:
+    """Return the weights of a run after a step, from its checkpoint; 0: those that it began with."""
+    if step:
+        return saved_weights(find_checkpoint(run / CHECKPOINTS, step).folder)
+    return dict(load_model(config.model).state_dict())
 
 
 def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | None) -> PreparedTest:
@@ -96,9 +122,9 @@ def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | 
         )
     if is_agent(prepared.components.step):
         name = resolved.config.rollout_step.name
-        raise ConfigError(f"test: rollout_step={name} is an agent, a program of its own, which is not played again")
+        raise ConfigError(f"rollout_step={name} is an agent, a program of its own, which is not played again")
     if not prepared.groups:
-        raise ConfigError(f"test: {folder} has no recorded rollouts{'' if step is None else f' of step {step}'}")
+        raise ConfigError(f"{folder} has no recorded rollouts{'' if step is None else f' of step {step}'}")
     return prepared
 
 
@@ -120,7 +146,7 @@ def _checked(resolved: Resolved, components: Components) -> ToolNames:
 
 def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[RecordedGroup]:
     if resolved.job != "train":
-        raise ConfigError(f"test: {folder} is a `ramet {resolved.job}` run, which has no rollouts")
+        raise ConfigError(f"{folder} is a `ramet {resolved.job}` run, which has no rollouts")
     for file in recorded_files(folder):
         if file.kind != "step" or step not in (None, file.step):
             continue
@@ -140,7 +166,7 @@ def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> It
     for name, record in () if stored is None else stored.records():
         task = tasks.get((name, record.group.task.id))
         if task is None:
-            raise ConfigError(f"test: {name} has no task {record.group.task.id!r} now, which {folder} has rollouts of")
+            raise ConfigError(f"{name} has no task {record.group.task.id!r} now, which {folder} has rollouts of")
         plan = _plan(record, parts.rules[name].plan(k))
         yield RecordedGroup(record=record, task=replace(task), name=task.id, plan=plan, benchmark=name)
 

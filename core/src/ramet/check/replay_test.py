@@ -25,11 +25,10 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ramet.check.agreement import DEFAULTS, Statistic
 from ramet.check.differences import Difference, Kind, first_difference
-from ramet.check.recorded import PreparedTest, RecordedGroup, prepare
+from ramet.check.recorded import PreparedTest, RecordedGroup, prepare, weights_after
 from ramet.cluster.local import LocalRollouts
 from ramet.components.build import start_rewards
 from ramet.components.engines import build_engine, max_sequence_tokens
@@ -41,10 +40,8 @@ from ramet.errors import raise_all
 from ramet.evaluate.measure import judge, started
 from ramet.event_loop import run_async
 from ramet.export.check import SampleSequence, logprobs
-from ramet.export.job import find_checkpoint
 from ramet.models.loading import build_encoder, load_model
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.checkpoint.state import saved_weights
 from ramet.rollout.branching.recorded_tree import RecordedTree
 from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.played import Continuation, PlayedEngine, PlayedTool, RecordedCalls, RecordedTokens, token_ids
@@ -171,7 +168,8 @@ class _Test:
                 group=group,
                 rollout=scored.rollout,
                 reward=scored.reward,
-                untested=group.why_untested(scored.rollout) or self._without_weights(group),
+                untested=group.why_untested(scored.rollout)
+                or (None if self.options.one_model else group.missing_weights(self.folder, self.config)),
             )
             for group in self.prepared.groups
             for scored in group.record.group.rollouts
@@ -192,16 +190,6 @@ class _Test:
     def _version(self, group: RecordedGroup) -> int:
         """Number of updates of the weights to test the group with."""
         return 0 if self.options.one_model or group.benchmark else group.version or 0
-
-    def _without_weights(self, group: RecordedGroup) -> str | None:
-        if self.options.one_model or group.benchmark:
-            return None
-        if group.version is None:
-            return "sampled by weights of several versions; name a model with --model"
-        kept = (self.folder / "checkpoints" / f"step_{group.version:06d}").is_dir()
-        if group.version and (self.config.policy.lora_rank or not kept):
-            return f"the weights after step {group.version}, which sampled it, are not kept; name a model with --model"
-        return None
 
     async def _replay(self, outcomes: Sequence[Outcome], services: RunServices) -> None:
         """Run the groups again, and note the first difference of each rollout."""
@@ -251,13 +239,10 @@ class _Test:
     async def _load(self, rollouts: LocalRollouts, version: int) -> None:
         """Give the engine the weights after so many updates."""
         if version != self._loaded:
-            await rollouts.update_weights(self._weights(version).items(), rollouts.version + 1)
+            await rollouts.update_weights(
+                weights_after(self.folder, self.config, version).items(), rollouts.version + 1
+            )
             self._loaded = version
-
-    def _weights(self, version: int) -> dict[str, Tensor]:
-        if version:
-            return saved_weights(find_checkpoint(self.folder / "checkpoints", version).folder)
-        return dict(load_model(self.config.model).state_dict())
 
     def _build_engine(self) -> Engine:
         if self._engine is None:
@@ -293,7 +278,7 @@ class _Test:
             if outcome.untested is not None or outcome.fault is not None:
                 continue
             if (version := self._version(outcome.group)) != loaded:
-                model.load_state_dict(self._weights(version), strict=False)
+                model.load_state_dict(weights_after(self.folder, self.config, version), strict=False)
                 loaded = version
             recorded = _recorded_logprobs(outcome)
             if recorded is None:
