@@ -1,4 +1,4 @@
-"""A plugin for this bench, loaded by `RAMET_PLUGINS`: another version of the tool, and another version of the parser."""
+"""A plugin for this bench, loaded by `RAMET_PLUGINS`: other versions of the tool and of the parser."""
 
 from __future__ import annotations
 
