@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from torch import Tensor
@@ -108,7 +109,7 @@ def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | 
             resolved=resolved,
             components=parts.components,
             tools=parts.tools,
-            groups=list(_evaluated(folder, parts, resolved.config.evaluate.k))[:limit],
+            groups=list(islice(_evaluated(folder, parts, resolved.config.evaluate.k), limit)),
             benchmarks=dict(parts.benchmarks),
         )
     else:
@@ -117,7 +118,7 @@ def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | 
             resolved=resolved,
             components=components,
             tools=_checked(resolved, components),
-            groups=list(_trained(folder, resolved, step))[:limit],
+            groups=list(islice(_trained(folder, resolved, step), limit)),
             benchmarks={},
         )
     if is_agent(prepared.components.step):
