@@ -1,4 +1,4 @@
-"""The first place where a rollout that was played again differs from its record, and what kind of change does that."""
+"""The first difference of a rollout that ran again from its record, and the kind of change that makes it."""
 
 from __future__ import annotations
 

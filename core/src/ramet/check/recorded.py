@@ -72,7 +72,7 @@ class RecordedGroup:
         return RolloutKey(self.plan.salt, self.record.step, self.name, rollout.id).text
 
     def why_untested(self, rollout: Rollout) -> str | None:
-        """Why the rollout cannot be played again; None: it can."""
+        """Why the rollout cannot run again; None: it can."""
         if rollout.fault is not None:
             return "masked: its tools or its engine failed"
         if rollout.prefix is not None or any(r.prefix for r in self.rollouts if r.id == rollout.id.split(".")[0]):
@@ -123,7 +123,7 @@ def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | 
         )
     if is_agent(prepared.components.step):
         name = resolved.config.rollout_step.name
-        raise ConfigError(f"rollout_step={name} is an agent, a program of its own, which is not played again")
+        raise ConfigError(f"rollout_step={name} is an agent, a program of its own, which cannot be repeated")
     if not prepared.groups:
         raise ConfigError(f"{folder} has no recorded rollouts{'' if step is None else f' of step {step}'}")
     return prepared

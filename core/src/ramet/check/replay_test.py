@@ -1,7 +1,7 @@
 """`ramet test RUN`: recorded rollouts as regression tests of an agent.
 
 The rollouts of a run run again, with the prompt, the template, the parser, the tools and the weights of today; recorded
-tool results are played. Of each, the first token that differs is reported, and what kind of change that is. After a
+tool results are given. Of each, the first token that differs is reported, and what kind of change that is. After a
 difference nothing more is sampled.
 
 Sampling is compared in one of two ways. A deterministic run with the torch engine samples the same tokens from the same
@@ -56,7 +56,7 @@ SHOWN = 10  # rollouts that differ, on the screen
 
 
 class Tools(StrEnum):
-    RECORDED = "recorded"  # their recorded results are played
+    RECORDED = "recorded"  # calls get their recorded results
     RUN = "run"  # they run, and their results are compared
 
 

@@ -103,7 +103,7 @@ def _parser() -> Parser:
         "is a separate question. Keys are as for `ramet train` in run, model, engine, rollout, rollout_step and "
         "tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is written. Ends with exit code 2 if "
         "infrastructure failed in a rollout. --from continues a recorded rollout of `ramet train` or `ramet eval` "
-        "from one of its turns, with the run's own keys, and draws the branch beside it.",
+        "from one of its turns, with the run's own keys, and draws the branch next to it.",
     )
     parser.add_argument("words", nargs="*", metavar="QUESTION", help="the user's message, in quotes")
     parser.add_argument("--n", type=int, default=1, help="how many rollouts of each question (default: 1)")

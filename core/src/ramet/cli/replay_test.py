@@ -68,7 +68,7 @@ def _parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="RUN", help="the run, then keys that change its configuration")
     parser.add_argument("--model", type=Path, help="test these weights, instead of those that sampled each rollout")
     parser.add_argument(
-        "--tools", choices=TOOLS, default="recorded", help="play recorded results (default), or run the tools"
+        "--tools", choices=TOOLS, default="recorded", help="give recorded results (default), or run the tools"
     )
     parser.add_argument("--compare", choices=COMPARE, help="how sampled tokens are compared (default: as the run can)")
     parser.add_argument("--samples", type=int, default=0, help="continue each that differs so often, and score it")

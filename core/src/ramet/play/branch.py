@@ -1,4 +1,4 @@
-"""`ramet play --from RUN:ROLLOUT:TURN`: another branch of a recorded rollout, drawn beside it.
+"""`ramet play --from RUN:ROLLOUT:TURN`: another branch of a recorded rollout, drawn next to it.
 
 The branch begins where the turn begins, with the recorded tokens before it. The turn is sampled again, or its message
 or its tool's result is given, and the rollout continues with the run's tools and weights. The run is not changed.
@@ -53,7 +53,7 @@ class Place:
 
     @classmethod
     def read(cls, text: str) -> Place:
-        """Raises `ConfigError` for another form."""
+        """Read the form `FORM`. Raises `ConfigError` for another one."""
         run, _, rest = text.partition(":")
         rollout, _, turn = rest.rpartition(":")
         try:

@@ -1,6 +1,6 @@
-"""Recorded rollouts played again: an engine and tools that answer from a record, with the loop that recorded it.
+"""Recorded rollouts run again: an engine and tools that answer from a record, with the loop that recorded it.
 
-The rollout step, the chat template, the tokenizer and the limits are those of today. So the first place where the
+The rollout step, the chat template, the tokenizer and the limits are today's. So the first place where the
 rollouts differ is what one of them changed.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
 Script = Callable[[Request], Completion | None]
-NO_ENGINE = "no engine was started: only recorded tokens can be played"
+NO_ENGINE = "no engine was started: only recorded tokens can be given"
 
 
 class PlayedEngine:
