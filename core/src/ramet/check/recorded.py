@@ -98,10 +98,13 @@ def weights_after(run: Path, config: Config, step: int) -> dict[str, Tensor]:
     return dict(load_model(config.model).state_dict())
 
 
-def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | None) -> PreparedTest:
+def prepare(
+    folder: Path, resolved: Resolved, *, step: int | None, limit: int | None, with_engine: bool = True
+) -> PreparedTest:
     """Do all checks, reported together in `ConfigErrors`, and read the record.
 
-    `step`: only of this step; None: of all. `limit`: at most so many groups.
+    `step`: only of this step; None: of all. `limit`: at most so many groups. `with_engine`: the engine
+    of a training is checked.
     """
     if resolved.job == "eval":
         parts = evaluation.prepare(resolved)
@@ -117,7 +120,7 @@ def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | 
         prepared = PreparedTest(
             resolved=resolved,
             components=components,
-            tools=_checked(resolved, components),
+            tools=_checked(resolved, components, with_engine),
             groups=list(islice(_trained(folder, resolved, step), limit)),
             benchmarks={},
         )
@@ -129,13 +132,13 @@ def prepare(folder: Path, resolved: Resolved, *, step: int | None, limit: int | 
     return prepared
 
 
-def _checked(resolved: Resolved, components: Components) -> ToolNames:
+def _checked(resolved: Resolved, components: Components, with_engine: bool) -> ToolNames:
     config, tools = resolved.config, ToolNames()
     problems = [
         *check(resolved, "train"),
         *check_model(config.model),
         *check_torch(config.run, config.model),
-        *check_engine(config),
+        *(check_engine(config) if with_engine else ()),
         *check_components(components, config, training=False),
     ]
     with collected(problems):

@@ -126,9 +126,11 @@ def run(folder: Path, overrides: Sequence[str] = (), options: Options | None = N
     with recording():
         resolved = recomposed(folder, overrides, config_dir=config_dir)
         raise_all(options.problems(resolved.config))
-        prepared = prepare(folder, resolved, step=options.step, limit=options.limit)
+        compare = options.compare or (Compare.SAMPLE if _repeats(resolved.config) else Compare.LOGPROBS)
+        with_engine = compare is Compare.SAMPLE or options.samples > 0
+        prepared = prepare(folder, resolved, step=options.step, limit=options.limit, with_engine=with_engine)
         set_up_torch(resolved.config.run)
-        return run_async(_Test(folder, prepared, options).run())
+        return run_async(_Test(folder, prepared, options, compare).run())
 
 
 def _repeats(config: Config) -> bool:
@@ -154,10 +156,9 @@ async def _play(rollouts: LocalRollouts, groups: Sequence[RecordedGroup]) -> dic
 class _Test:
     """One test of a run."""
 
-    def __init__(self, folder: Path, prepared: PreparedTest, options: Options) -> None:
-        self.folder, self.prepared, self.options = folder, prepared, options
+    def __init__(self, folder: Path, prepared: PreparedTest, options: Options, compare: Compare) -> None:
+        self.folder, self.prepared, self.options, self.compare = folder, prepared, options, compare
         self.config = prepared.resolved.config
-        self.compare = options.compare or (Compare.SAMPLE if _repeats(self.config) else Compare.LOGPROBS)
         self.encoder = build_encoder(self.config)
         self._engine: Engine | None = None
         self._loaded = 0  # the version of its weights
