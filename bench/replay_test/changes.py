@@ -53,7 +53,7 @@ def changes(work: Path, trained: Path, noisy: Path) -> list[Change]:
         Change(kind="parser", name="another tag around the answer", expected=at_the_answer,
                arguments=["rollout_step.params.answer=final"]),
         Change(kind="tool", name="a version that ends some results with a dot", expected=at_the_first_dot,
-               arguments=["tools.search.use=dotted_search", "--tools", "run"]),
+               arguments=["tools.search.use=dotted_search", "tools.search.params.max_results=1", "--tools", "run"]),
         Change(kind="tool", name=f"results cut to {RESULT_TOKENS} tokens", expected=at_the_first_long_result,
                arguments=[f"tools.search.max_result_tokens={RESULT_TOKENS}", "--tools", "run"]),
         Change(kind="weights", name="the weights after the run", expected=Weights(trained),

@@ -320,7 +320,8 @@ class _Test:
             if (turn := starts.get(id(outcome))) is not None:
                 unique.setdefault((id(outcome.group), turn, _beginning(outcome, turn)), []).append(outcome)
         tasks = {key: replace(alike[0].group.task) for key, alike in unique.items()}
-        engine = self._build_engine()
+        built = self._build_engine()
+        engine = PlayedEngine(lambda request: None, built.info, built)  # which is not closed with the rollouts
         policy = Continuation({id(tasks[key]): key[1] for key in unique})
         async with self._rollouts(services, engine, policy, {}) as rollouts, self._scoring(services):
             for key, alike in unique.items():
