@@ -170,13 +170,16 @@ def test_a_run_of_others_names_no_program_by_itself(recorded: Path, tmp_path: Pa
         recomposed(tmp_path)
 
 
-def test_play_draws_another_branch(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_play_draws_another_branch(
+    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "600")  # no text is wrapped
     before = {path: path.stat().st_mtime_ns for path in recorded.rglob("*")}
     first = next(iter(api.rollouts(recorded))).rollout
     place = f"{recorded}:1/{first.task.id}/{first.id}"
     assert main(["play", "--from", f"{place}:1", "--message", "maybe", "--n", "2"]) == 0
     out = capsys.readouterr().out
-    assert "branch 2" in out and "maybe<result>5" in out
+    assert "branch 2" in out and "maybe<result>5 characters</result>" in out
     assert main(["play", "--from", f"{place}:0", "--result", "nothing"]) == 0
     assert "<result>nothing</result>" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in recorded.rglob("*")} == before
