@@ -53,7 +53,9 @@ def run(arguments: Sequence[str]) -> int:
 def _branch(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Run another branch of a recorded rollout."""
     if len(overrides) < len(options.words) or (options.top_p, options.top_k) != (1.0, 0):
-        raise ConfigError("play --from: takes no question, --top-p or --top-k: the rollout was recorded with its own")
+        raise ConfigError(
+            "ramet play --from: takes no question, --top-p or --top-k: the rollout was recorded with its own"
+        )
     branch = importlib.import_module("ramet.play.branch")
     place = branch.Place.read(options.source)
     with trusting(options.trust_recipe):

@@ -95,7 +95,7 @@ def run(
     weights, whatever sampled the rollout. Raises `ConfigErrors` before anything starts.
     """
     if message is not None and result is not None:
-        raise ConfigError("play --from: give --message or --result: another message makes other calls")
+        raise ConfigError("ramet play --from: give --message or --result: another message makes other calls")
     with recording():
         resolved = recomposed(folder, overrides, config_dir=config_dir)
         if not 1 <= n <= resolved.config.rollout.max_concurrent:
