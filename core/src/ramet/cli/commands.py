@@ -38,6 +38,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "algorithms": Command("list the presets of algorithm=, with paper and use", "algorithms:run"),
     "recipes": Command("list ready-made experiments, and what they need", "recipes:run"),
     "config": Command("print a configuration, or where a value comes from", "config:run"),
+    "test": Command("test an agent: run recorded rollouts again, and name what differs", "replay_test:run"),
     "check-logprobs": Command("compare the log-probabilities of engine and trainer", "check_logprobs:run"),
     "data": Command("check data files before training on them", "data:run"),
     "benchmarks": Command("list and validate benchmarks, and find them in training data", "benchmarks:run"),
@@ -58,6 +59,6 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
 GROUPS = {  # of `ramet --help`
     "run": ("train", "sft", "eval", "play", "gateway", "pipeline", "demo"),
     "inspect": ("runs", "report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
-    "check": ("doctor", "config", "check-logprobs", "tool", "judge", "credit"),
+    "check": ("doctor", "config", "test", "check-logprobs", "tool", "judge", "credit"),
     "make": ("export", "import", "migrate", "new", "tiny-model", "completion"),
 }

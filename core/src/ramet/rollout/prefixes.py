@@ -8,7 +8,7 @@ text now: it has no log-probabilities, and nothing of it is trained again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ramet.rollout.keys import RolloutKey
@@ -89,8 +89,25 @@ def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
         return None
     roots = {scored.rollout.id: scored.rollout.prefix for scored in group.rollouts if scored.rollout.parent is None}
     inserted: dict[int, Segment] = {}
-    kept = [_cut(scored, roots, inserted) for scored in group.valid if _can_begin(scored.rollout)]
+    kept = [
+        ScoredRollout(
+            rollout=_cut(rollout, n_turns(rollout) - 1, roots[rollout.id.partition(".")[0]], inserted),
+            reward=scored.reward,
+        )
+        for scored in group.valid
+        if _can_begin(rollout := scored.rollout)
+    ]
     return GroupRecord(step=step, group=ScoredGroup(task=group.task, rollouts=tuple(kept))) if kept else None
+
+
+def prefix_of(step: int, rollout: Rollout, turn: int) -> GroupRecord:
+    """Return what `RolloutRequest.stored` takes to continue a rollout of one thread where `turn`, at least 1, begins:
+    its last prefix.
+    """
+    cut = replace(_cut(rollout, turn, rollout.prefix, {}), fault=None, left_out=None)
+    return GroupRecord(
+        step=step, group=ScoredGroup(task=rollout.task, rollouts=(ScoredRollout(rollout=cut, reward=0.0),))
+    )
 
 
 def n_stored_tokens(record: GroupRecord) -> int:
@@ -133,12 +150,10 @@ def prompt_problems(step: int, stored: Rollout, prompt: Segment) -> list[str]:
     ]
 
 
-def _cut(
-    scored: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted: dict[int, Segment]
-) -> ScoredRollout:
-    rollout, last = scored.rollout, n_turns(scored.rollout) - 1
+def _cut(rollout: Rollout, last: int, prefix: PrefixSource | None, inserted: dict[int, Segment]) -> Rollout:
+    """Return the rollout up to where turn `last` begins."""
     end = turn_starts(rollout.segments, last)[-1]
-    cut = replace(
+    return replace(
         rollout,
         segments=tuple(inserted.setdefault(id(s), _inserted(s)) for s in rollout.segments[:end]),
         answer=None,
@@ -146,7 +161,7 @@ def _cut(
         fork_turn=None,
         fork_token=0,
         n_shared=0,
-        prefix=roots[rollout.id.partition(".")[0]],
+        prefix=prefix,
         tool_calls=tuple(call for call in rollout.tool_calls if call.turn < last),
         infos=rollout.infos[:last],
         turn_rewards=rollout.turn_rewards[:last],
@@ -154,7 +169,6 @@ def _cut(
         state_keys=rollout.state_keys[:last],
         stats={},
     )
-    return ScoredRollout(rollout=cut, reward=scored.reward)
 
 
 def _inserted(segment: Segment) -> Segment:

@@ -23,7 +23,6 @@ from ramet.config.checks import check
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.config.secrets import HIDDEN
 from ramet.errors import ConfigError, raise_all
 from ramet.event_loop import run_async
 from ramet.export.job import find_checkpoint
@@ -39,6 +38,7 @@ from ramet.rollout.record import GroupRecord, read_records
 from ramet.runs.hub_inputs import fetched
 from ramet.runs.manifest import Manifest, make_manifest, model_sha256, read_run
 from ramet.runs.own_files import file_rights
+from ramet.runs.recomposed import recorded_overrides
 from ramet.runs.resume import RunState, changes
 from ramet.runs.run_dir import RunDir
 from ramet.tracking.run_log import recording
@@ -54,7 +54,6 @@ from ramet.train.step_rollouts import PlayedStep
 from ramet.types import Need, Tracker
 
 logger = logging.getLogger(__name__)
-OVERRIDES = "overrides.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +85,13 @@ class _Source:
         if saved.job != "train":
             raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; only `ramet train` makes updates")
         checkpoint = find_checkpoint(folder / "checkpoints", None)
-        file = folder / OVERRIDES
-        if not file.is_file():
-            raise ConfigError(f"--replay: {file} is missing; it says how the run was configured")
+        overrides = recorded_overrides(folder)
         manifest = RunState.read(folder).manifest
         raise_all(
             f"--replay: {path} is missing; the updates of {checkpoint.folder.name} follow from the records of all steps"
             for path in (record_path(folder, step) for step in range(1, checkpoint.step + 1))
             if not path.exists()
         )
-        overrides = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
         return cls(folder=folder, checkpoint=checkpoint, manifest=manifest, overrides=overrides)
 
     @property
