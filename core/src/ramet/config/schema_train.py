@@ -87,8 +87,8 @@ class TrainConfig:
         None, "KL, in nats, that train.kl_coef is adapted to; null: kl_coef is fixed", above=0, resume=NUMBERS
     )
     teacher: str | None = option(
-        None, "folder of a frozen model that scores the sampled tokens for an advantage (distillation), or OWNER/NAME of "
-        "the hub; null: the policy does", resume=NUMBERS,
+        None, "folder of a frozen model, or OWNER/NAME of the hub, that scores sampled tokens for an advantage "
+        "(distillation); null: the policy does", resume=NUMBERS,
         aka="teacher_model teacher_model_path teacher_model_name_or_path"
     )
     entropy_coef: float = option(
