@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import permutations, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import Rollout, Segment, SegmentKind
 
 Messages: TypeAlias = list[dict[str, str]]
+Member: TypeAlias = tuple[ScoredRollout, Messages]
 ASSISTANT = "assistant"
 
 
@@ -74,43 +75,46 @@ def _add_group(rows: Rows, group: ScoredGroup, step: int, choice: Choice) -> Non
         rows.pairs.append({**_pair(chosen[1], rejected[1]), **_source(group, step), **_rewards(chosen[0], rejected[0])})
 
 
-def _best(
-    members: Sequence[tuple[ScoredRollout, Messages]], mean: float, choice: Choice
-) -> list[tuple[ScoredRollout, Messages]]:
+def _best(members: Sequence[Member], mean: float, choice: Choice) -> list[Member]:
     """Return the best rollouts of a group, each text once; of equal rewards the first."""
     enough = [
         member
         for member in members
         if (_reward(member[0]) > mean if choice.min_reward is None else _reward(member[0]) >= choice.min_reward)
     ]
-    texts: list[tuple[ScoredRollout, Messages]] = []
+    texts: list[Member] = []
     for member in sorted(enough, key=lambda member: -_reward(member[0])):
         if all(member[1] != other[1] for other in texts):
             texts.append(member)
     return texts[: choice.best]
 
 
-def _pairs(
-    members: Sequence[tuple[ScoredRollout, Messages]], min_gap: float
-) -> Iterator[tuple[tuple[ScoredRollout, Messages], tuple[ScoredRollout, Messages]]]:
-    """Yield for each beginning that rollouts have in common the best and the worst that continue it, once."""
-    beginnings: dict[tuple[int, bytes], list[tuple[ScoredRollout, Messages]]] = {}
+def _pairs(members: Sequence[Member], min_gap: float) -> Iterator[tuple[Member, Member]]:
+    """Yield for each place where rollouts part, the prompt's end or a fork, the best rollout and the worst of those
+    that continue otherwise than it, if their rewards differ by `min_gap`.
+    """
+    places: dict[bytes, int] = {}  # tokens before it -> segments before it
     for scored, _ in members:
-        shared = scored.rollout.segments[: scored.rollout.n_shared]
-        beginnings.setdefault((len(shared), _ids(shared)), [])
-    beginnings.setdefault((0, b""), [])
-    for (n_segments, ids), continued in beginnings.items():
-        continued += [member for member in members if _ids(member[0].rollout.segments[:n_segments]) == ids]
-    seen: set[tuple[str, str]] = set()
-    for continued in beginnings.values():
-        if not continued:
-            continue
-        chosen = max(continued, key=lambda member: _reward(member[0]))
-        rejected = min(continued, key=lambda member: _reward(member[0]))
-        names = (chosen[0].rollout.id, rejected[0].rollout.id)
-        if _reward(chosen[0]) - _reward(rejected[0]) >= min_gap and chosen[1] != rejected[1] and names not in seen:
-            seen.add(names)
+        shared = scored.rollout.segments[: scored.rollout.n_shared or 1]  # the prompt is one segment
+        places[_ids(shared)] = len(shared)
+    for ids, n_segments in places.items():
+        after = [member for member in members if _ids(member[0].rollout.segments[:n_segments]) == ids]
+        parted = [
+            (chosen, rejected)
+            for chosen, rejected in permutations(after, 2)
+            if _next(chosen, n_segments) != _next(rejected, n_segments)
+        ]
+        chosen, rejected = max(parted, key=_gap, default=(None, None))
+        if chosen is not None and rejected is not None and _gap((chosen, rejected)) >= min_gap:
             yield chosen, rejected
+
+
+def _next(member: Member, n_segments: int) -> bytes:
+    return _ids(member[0].rollout.segments[n_segments : n_segments + 1])
+
+
+def _gap(pair: tuple[Member, Member]) -> float:
+    return _reward(pair[0][0]) - _reward(pair[1][0])
 
 
 def _pair(chosen: Messages, rejected: Messages) -> dict[str, Messages]:
