@@ -56,7 +56,7 @@ def test_log_probabilities_are_those_of_the_plain_model(
 
 
 def test_a_teacher_scores_as_its_plain_model_does(make_spec: MakeSpec, make_rows: MakeRows, untied: Path) -> None:
-    """Also between updates of the policy, which leave it alone."""
+    """Also after an update of the policy, which does not change it."""
     rows = make_rows(5)
     worker = PolicyRank(replace(make_spec(temperature=0.7), teacher=ModelConfig(path=str(untied))))
     worker.update(TrainBatch(rows=rows).with_advantages(torch.ones(5, max(len(row.mask) for row in rows))), 1)

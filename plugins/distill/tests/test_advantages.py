@@ -36,7 +36,7 @@ def test_a_token_s_advantage_is_how_much_likelier_the_teacher_finds_it() -> None
     assert estimator.min_group == 1
 
 
-def test_the_gradient_of_the_advantages_is_that_of_the_reverse_kl() -> None:
+def test_the_gradient_of_the_advantages_is_the_reverse_kl_s() -> None:
     """In expectation over one token of five, which is exact here."""
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(5, generator=draw).requires_grad_()
@@ -55,9 +55,9 @@ def test_the_gradient_of_the_advantages_is_that_of_the_reverse_kl() -> None:
 
 
 def test_rewards_can_be_added_to_the_teacher() -> None:
-    alone, both = Distill(DistillConfig()), Distill(DistillConfig(reward_weight=0.5))
+    teacher_only, both = Distill(DistillConfig()), Distill(DistillConfig(reward_weight=0.5))
     batch = batch_of(both)
-    added = (both(batch).advantages - alone(batch).advantages) * 2
+    added = (both(batch).advantages - teacher_only(batch).advantages) * 2
     for group in batch.group_ids.unique():
         rewards = batch.rewards[batch.group_ids == group].double()
         expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)

@@ -11,7 +11,7 @@ from ramet.cli.terminal import Parser, run_folder, say
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import json_line
-from ramet.sft.from_rollouts import Choice, rows_of_run
+from ramet.sft.from_rollouts import RowChoice, rows_of_run
 
 OTHERS = 0o077  # rights of a run's directory that it lacks with run.private
 STEPS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     outputs = {name: path for name in ("sft", "pairs") if (path := getattr(options, name)) is not None}
     _check(outputs, best=options.best, min_gap=options.min_gap)
-    choice = Choice(
+    choice = RowChoice(
         best=options.best, min_reward=options.min_reward, min_gap=options.min_gap, steps=_steps(options.steps)
     )
     folder = run_folder(options.run)

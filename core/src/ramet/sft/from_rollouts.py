@@ -26,8 +26,8 @@ ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which rollouts become rows."""
+class RowChoice:
+    """The rollouts that become rows."""
 
     best: int = 1  # rows of SFT that a group gives at most
     min_reward: float | None = None  # of a row of SFT; None: more than its group's mean
@@ -46,7 +46,7 @@ class Rows:
     unreadable: int = 0
 
 
-def rows_of_run(folder: Path, choice: Choice) -> Rows:
+def rows_of_run(folder: Path, choice: RowChoice) -> Rows:
     """Make rows of all training steps that are chosen, in order. Raises `ConfigError` for a run without records."""
     records = [file for file in recorded_files(folder) if file.kind == "step"]
     if choice.steps is not None:
@@ -62,7 +62,7 @@ def rows_of_run(folder: Path, choice: Choice) -> Rows:
     return rows
 
 
-def _add_group(rows: Rows, group: ScoredGroup, step: int, choice: Choice) -> None:
+def _add_group(rows: Rows, group: ScoredGroup, step: int, choice: RowChoice) -> None:
     rows.groups += 1
     rows.rollouts += len(group.rollouts)
     readable = {scored.rollout.id: conversation(scored.rollout) for scored in group.valid}
@@ -75,7 +75,7 @@ def _add_group(rows: Rows, group: ScoredGroup, step: int, choice: Choice) -> Non
         rows.pairs.append({**_pair(chosen[1], rejected[1]), **_source(group, step), **_rewards(chosen[0], rejected[0])})
 
 
-def _best(members: Sequence[Member], mean: float, choice: Choice) -> list[Member]:
+def _best(members: Sequence[Member], mean: float, choice: RowChoice) -> list[Member]:
     """Return the best rollouts of a group, each text once; of equal rewards the first."""
     enough = [
         member

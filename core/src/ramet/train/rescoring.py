@@ -1,8 +1,8 @@
 """Log-probabilities for `Need.RESCORED` and `Need.PROBED`: passes of the trainer over rollouts with other contexts.
 
 Rescored are the tokens that a rollout sampled, under a teacher, or after a prompt with a text more. Probed is a text of
-the estimator, such as the gold answer, at the beginning of each turn. Both are rows like those of the old
-log-probabilities, computed by the same ranks in the same way.
+the estimator, such as the gold answer, at the beginning of each turn. Both are rows, which the ranks compute as they
+do for the old log-probabilities.
 """
 
 from __future__ import annotations

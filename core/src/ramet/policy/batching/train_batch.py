@@ -38,8 +38,8 @@ class TrainBatch:
     returns: Sequence[Floats] | None = None  # what the critic is trained towards
     values: Sequence[Floats] | None = None  # the critic's before this step's update
     weights: Sequence[Floats] | None = None  # how much a token counts in the policy's loss; None: 1
-    rescored_logprobs: Sequence[Floats] | None = None  # of a teacher or in another context; for the estimator alone
-    probe_logprobs: Sequence[Floats] | None = None  # [turns] each; for the estimator alone
+    rescored_logprobs: Sequence[Floats] | None = None  # of a teacher or in another context; only estimators read it
+    probe_logprobs: Sequence[Floats] | None = None  # [turns] each; only estimators read it
     kl_coef: float = 0.0  # of the KL in the loss or in the reward in this step
 
     def advantage_inputs(
