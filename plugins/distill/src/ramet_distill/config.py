@@ -16,7 +16,7 @@ class DistillConfig:
         above=0,
     )  # fmt: skip
     reward_weight: float = option(
-        0.0, "weight of the rewards' advantage, as advantage=grpo has it, in addition to the teacher's; 0: only the teacher",
+        0.0, "weight of the advantage that advantage=grpo has, in addition to the teacher's; 0: only the teacher",
         minimum=0,
     )  # fmt: skip
 
