@@ -62,18 +62,13 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     load_plugins.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_student_comes_closer_to_its_teacher(keys: list[str], tmp_path: Path) -> None:
     teacher = make_tiny_model(tmp_path / "t", seed=2, hidden=48, layers=3, heads=2, intermediate=64)
-    more = [
-        "train.steps=8",
-        "train.tasks_per_step=4",
-        "rollout.group_size=6",
-        "rollout.max_response_tokens=24",
-        "policy.lr=2e-2",
-    ]
+    more = ["train.steps=16", "train.tasks_per_step=4", "rollout.group_size=8", "rollout.max_response_tokens=24"]
     run(compose([*keys, *more, "algorithm=distill", f"train.teacher={teacher}"], job="train"))
     distances = metric(tmp_path, "advantage/teacher_kl")
-    assert sum(distances[-2:]) < 0.8 * sum(distances[:2]), distances
+    assert sum(distances[-3:]) < 0.7 * sum(distances[:3])
 
 
 @pytest.mark.parametrize(

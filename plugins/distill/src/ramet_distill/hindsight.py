@@ -3,8 +3,9 @@
     A_t = log pi(y_t | x, f, y_<t) - log pi_old(y_t | x, y_<t)
 
 f is the feedback on the attempt: a solution of the same group, and the errors that its tools returned. The policy that
-reads f is the teacher of the policy that does not; the gradient is the gradient of
-sum_t KL(pi(. | x, y_<t) || sg[pi(. | x, f, y_<t)]), the paper's objective, estimated by the sampled tokens. A rollout without feedback has advantages of 0.
+reads f is the teacher of the policy that does not. The gradient is the gradient of the paper's objective,
+sum_t KL(pi(. | x, y_<t) || sg[pi(. | x, f, y_<t)]), estimated by the sampled tokens. A rollout without feedback has
+advantages of 0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     A_t = log p_teacher(y_t | x, y_<t) - log pi_old(y_t | x, y_<t)
 
 Its policy gradient is the gradient of the reverse KL by token, sum_t KL(pi(. | y_<t) || p_teacher(. | y_<t)), on the
-student's own texts (Agarwal et al., arXiv 2306.13649, with the reverse KL and only on-policy data; Gu et al., arXiv 2306.08543).
-A token's advantage is its own difference: nothing of later tokens is added, as without a discount of the future.
+student's own texts (Agarwal et al., arXiv 2306.13649, with the reverse KL and only on-policy data; Gu et al., arXiv
+2306.08543). A token's advantage is its own difference: nothing of later tokens is added, as without a discount of the
+future.
 """
 
 from __future__ import annotations
