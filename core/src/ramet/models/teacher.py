@@ -48,7 +48,7 @@ def _of_teacher(problem: str) -> str:
 
 
 def _differences(config: Config, teacher: ModelConfig) -> list[str]:
-    """What keeps the teacher from scoring the policy's tokens, each as the end of a sentence."""
+    """Return what keeps the teacher from scoring the policy's tokens, each as the end of a sentence."""
     own, other = read_config(config.model), read_config(teacher)
     problems = []
     if own is not None and other is not None:
