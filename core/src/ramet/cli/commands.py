@@ -40,7 +40,7 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "config": Command("print a configuration, or where a value comes from", "config:run"),
     "test": Command("test an agent: run recorded rollouts again, and name what differs", "replay_test:run"),
     "check-logprobs": Command("compare the log-probabilities of engine and trainer", "check_logprobs:run"),
-    "data": Command("check data files before training on them", "data:run"),
+    "data": Command("check data files, and make training data of rollouts", "data:run"),
     "benchmarks": Command("list and validate benchmarks, and find them in training data", "benchmarks:run"),
     "runs": Command("list runs with their state, last reward and size, and remove old checkpoints", "runs:run"),
     "checkpoints": Command("list and verify a run's checkpoints", "checkpoints:run"),

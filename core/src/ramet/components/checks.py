@@ -27,8 +27,9 @@ from ramet.types.algorithm import MIN_GROUP, SCOPES
 from ramet.types.branch import policy_needs
 
 logger = logging.getLogger(__name__)
+SCORED = {Need.RESCORED, Need.PROBED}  # what the teacher computes, or without one the policy
 GIVEN = {
-    "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
+    "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT} | SCORED,
     "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
     "branch_policy": {Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS, Need.PREFIXES},
 }
@@ -156,7 +157,28 @@ def check_needs(components: Components, config: Config) -> list[str]:
         )
     if (method := rollout_method(policy)) is not None:
         problems += method.problems(config, components.step, engine_capabilities(config))
+    problems += [] if problems else _rescoring(components, config)
     return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]
+
+
+def _rescoring(components: Components, config: Config) -> Iterator[str]:
+    """Yield what the estimator needs of a teacher, a context and a probe, and does not get.
+
+    Raises `PluginError` for an estimator that lacks a method of its needs.
+    """
+    estimator, who = components.advantage, f"advantage={config.advantage.name}"
+    reads_text = Need.PROBED in estimator.needs or hasattr(estimator, "contexts")
+    if Need.PROBED in estimator.needs and not callable(getattr(estimator, "probe", None)):
+        raise PluginError(f"{origin(estimator)}: needs {Need.PROBED}: give it a method probe(task)")
+    if config.train.teacher is not None and not SCORED & estimator.needs:
+        yield f"train.teacher={config.train.teacher}: {who} reads no log-probabilities of a teacher; leave it out"
+    if config.train.teacher is None and Need.RESCORED in estimator.needs and not hasattr(estimator, "contexts"):
+        yield f"{who} needs a teacher; name its folder, as in train.teacher=FOLDER"
+    if SCORED & estimator.needs and reads_text and is_agent(components.step):
+        yield (
+            f"{who} puts texts into the prompts of rollouts, and rollout_step={config.rollout_step.name} is an agent, "
+            "whose requests have prompts of their own; choose another advantage"
+        )
 
 
 def _whole_group_rewards(components: Components, config: Config) -> Iterator[str]:

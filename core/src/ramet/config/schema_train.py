@@ -86,6 +86,11 @@ class TrainConfig:
     kl_target: float | None = option(
         None, "KL, in nats, that train.kl_coef is adapted to; null: kl_coef is fixed", above=0, resume=NUMBERS
     )
+    teacher: str | None = option(
+        None, "folder of a frozen model, or OWNER/NAME of the hub, that scores sampled tokens for an advantage "
+        "(distillation); null: the policy does", resume=NUMBERS,
+        aka="teacher_model teacher_model_path teacher_model_name_or_path"
+    )
     entropy_coef: float = option(
         0.0, "weight of the entropy bonus in the loss; 0: none", resume=NUMBERS,
         aka="entropy_coeff entropy_loss_coef ent_coef"

@@ -15,6 +15,7 @@ from ramet.cluster.check import chosen_transfer
 from ramet.config.schema import Config, Dtype, Offload
 from ramet.engines.weight_chunks import CHUNK_BYTES
 from ramet.errors import ConfigError
+from ramet.models.teacher import teacher_config
 from ramet.planning.memory_engine import CUDA_CONTEXT, NCCL, EngineMemory, engine_memory
 from ramet.planning.memory_policy import RESERVED, TrainedModel, host, phases, reserved, resident, sharded
 from ramet.planning.model_shape import ModelShape, read_shape
@@ -24,7 +25,7 @@ from ramet.types import Need
 ASIDE, STORED, PROCESSES = "offloaded and copied for saves", "new weights for engines", "processes"
 PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
 CPU_PROCESS_BYTES = 544 * 2**20  # of one that does not, before it has a model (measured, torch 2.13)
-REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
+REFERENCE, TEACHER, CRITIC, CONTEXTS = "reference", "teacher", "critic", "CUDA contexts"
 ASLEEP, EXCHANGE, LOADING = "asleep engine", "NCCL", "weights while they are loaded"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
@@ -38,6 +39,7 @@ class Inputs:
     machine: Machine
     needs: frozenset[Need] = frozenset()
     trains: bool = True  # False: only engines, as evaluation has them
+    teacher: ModelShape | None = None  # of `train.teacher`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,12 @@ def plan_memory(
     """The plan for the model in `model.path`, or why it has none. A model without a plan may still run."""
     try:
         shape = read_shape(config.model)
+        teacher = teacher_config(config) if trains else None
+        teacher_shape = None if teacher is None else read_shape(teacher)
     except ConfigError as error:
         return f"not estimated: {error}"
-    return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs, trains=trains))
+    inputs = Inputs(config=config, shape=shape, machine=machine, needs=needs, trains=trains, teacher=teacher_shape)
+    return estimate(inputs)
 
 
 def estimate(inputs: Inputs) -> MemoryPlan:
@@ -156,7 +161,7 @@ def _phases(
     if inputs.machine.cuda and model.ranks > 1 and group.ranks:
         contexts[EXCHANGE] = NCCL
     if group.ranks:
-        frozen = _reference(inputs, model)
+        frozen = _frozen(inputs, model)
         waiting = {CRITIC: sum(resident(critic).values())} if critic is not None else {}
         by_phase[UPDATE] = _added(_worst(model), frozen, waiting, beside, contexts)
         if critic is not None:
@@ -167,7 +172,7 @@ def _phases(
         if inputs.machine.cuda:
             by_phase[UPDATE] |= {RESERVED: reserved(model, _worst(model))}
     if group.engines and engine is not None:
-        stays = [resident(model), _reference(inputs, model)] if group.ranks else []
+        stays = [resident(model), _frozen(inputs, model)] if group.ranks else []
         if group.ranks and critic is not None:
             stays.append({CRITIC: sum(resident(critic).values())})
         by_phase[ROLLOUTS] = _added(engine.parts, *stays, contexts)
@@ -191,14 +196,17 @@ def _worst(model: TrainedModel) -> dict[str, int]:
     return max(phases(model).values(), key=lambda parts: sum(parts.values()))
 
 
-def _reference(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
-    """The frozen copy in `model.dtype`, sharded like the policy; only where the KL or an algorithm asks for it."""
+def _frozen(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
+    """The frozen copy in `model.dtype`, only where the KL or an algorithm asks for it, and the teacher. Both are
+    sharded like the policy.
+    """
     config = inputs.config
-    needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs
-    if not needed or config.policy.offload is Offload.ALL:
+    if config.policy.offload is Offload.ALL:
         return {}
+    needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs
+    shapes = {REFERENCE: inputs.shape if needed else None, TEACHER: inputs.teacher}
     size = 2 if config.model.dtype is Dtype.BFLOAT16 else 4
-    return {REFERENCE: sharded(inputs.shape.parameters, model.shards, size)}
+    return {name: sharded(shape.parameters, model.shards, size) for name, shape in shapes.items() if shape is not None}
 
 
 def _added(*parts: Mapping[str, int]) -> dict[str, int]:

@@ -92,7 +92,11 @@ def _passes(plan: MemoryPlan, update: UpdateTime, critic: UpdateTime | None) -> 
     early = train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1_REWARD
     old = train.old_logprobs is OldLogprobs.TRAINER and (several or early)
     reference = train.kl_coef > 0 or Need.REFERENCE in plan.inputs.needs
-    before = (old + reference) * update.forward() if old or reference else 0.0
+    rescored = Need.RESCORED in plan.inputs.needs and plan.inputs.teacher is None
+    passes = old + reference + rescored
+    before = passes * update.forward() if passes else 0.0
+    if plan.inputs.teacher is not None:
+        before += replace(update, model=replace(update.model, shape=plan.inputs.teacher)).forward()
     seconds = update.update()
     if critic is not None:
         before, seconds = before + critic.forward(), seconds + critic.update()

@@ -129,7 +129,7 @@ def _rows_of(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
 
 
 def _token_fields(batch: AdvantageInputs) -> dict[str, Tensor]:
-    shape, apart = batch.mask.shape, ("mask", "turn_rewards", "state_ids")
+    shape, apart = batch.mask.shape, ("mask", "turn_rewards", "state_ids", "probe_logprobs")
     return {name: value for name, value in _tensors(batch).items() if value.shape == shape and name not in apart}
 
 

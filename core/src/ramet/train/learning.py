@@ -29,9 +29,11 @@ from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.policy.objective import unchanged
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
+from ramet.rollout.scoring import ScoredGroup
 from ramet.train.groups import StepClock, lag_metrics
 from ramet.train.preemption import Preemption
 from ramet.train.recording import check_folder, parts_path, record_step, step_records
+from ramet.train.rescoring import Rescorer
 from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
 from ramet.types import AdvantageEstimator, AdvantageOutput, Need
@@ -65,6 +67,7 @@ class Learner:
         self._ranks = ranks
         self._critic = critic
         self._estimator = estimator
+        self._rescorer = Rescorer(config, estimator, ranks)
         self._needs_reference = needs_reference
         self._preemption = preemption
         self._state = state
@@ -100,7 +103,7 @@ class Learner:
             repeats.warn(logger, what, f"step %d: {what}%s; nothing to learn from", step, baseline, by_step=True)
             await self._record(step, played, None, greedy)
             return metrics | {"train/updates": 0.0}
-        batch, reported = await self._train_batch(rows, greedy, clock)
+        batch, reported = await self._train_batch(rows, played.groups, greedy, clock)
         clock.lap("record")
         self._preemption.check()  # the last point with the weights of the step before
         recording = asyncio.create_task(self._record(step, played, batch, greedy))
@@ -142,7 +145,11 @@ class Learner:
         return {"train/kl_coef": used}
 
     async def _train_batch(
-        self, rows: list[Row], greedy: Sequence[float | None] | None, clock: StepClock
+        self,
+        rows: list[Row],
+        groups: Sequence[ScoredGroup],
+        greedy: Sequence[float | None] | None,
+        clock: StepClock,
     ) -> tuple[TrainBatch, dict[str, float]]:
         """The rows with their advantages, and the estimator's metrics."""
         threads = Threads.of(rows)
@@ -152,8 +159,16 @@ class Learner:
             reference = threads.join(await self._ranks.call(PolicyRank.reference_logprobs, threads.rows))
         if self._critic is not None:
             values = threads.join(await self._ranks.call(PolicyRank.values, threads.rows))
+        batch = TrainBatch(
+            rows=rows,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+            kl_coef=self._kl.coef,
+            rescored_logprobs=await self._rescorer.rescored(rows, groups),
+            probe_logprobs=await self._rescorer.probed(rows, groups),
+        )
         clock.lap("logprobs")
-        batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference, values=values, kl_coef=self._kl.coef)
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
         learned, metrics = estimate(self._estimator, batch, greedy_rewards=baselines, kl_in_reward=self._kl_in_reward)
         if values is not None and learned.returns is None:
@@ -161,7 +176,7 @@ class Learner:
                 f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
                 "trained on them"
             )
-        return learned, metrics
+        return replace(learned, rescored_logprobs=None, probe_logprobs=None), metrics  # no rank reads them
 
     def _policy_learns(self, step: int) -> bool:
         """Whether the critic is warm, if there is one."""

@@ -28,6 +28,7 @@ from ramet.event_loop import run_async
 from ramet.export.job import find_checkpoint
 from ramet.io import repeats
 from ramet.models.check import check_model
+from ramet.models.teacher import check_teacher
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.policy.check import check_policy
 from ramet.policy.checkpoint.state import saved_weights
@@ -146,6 +147,7 @@ def _checked(resolved: Resolved, source: _Source) -> Manifest:
         *check_torch(config.run, config.model),
         *check_cluster(config),
         *check_policy(config, elsewhere=False),
+        *check_teacher(config),
     ]
     raise_all(dict.fromkeys(problems))
     manifest = make_manifest(resolved, data=source.manifest.data, model=model_sha256(resolved))

@@ -10,6 +10,7 @@ from ramet.types.algorithm import (
     LossOutput,
     Need,
     PolicyLoss,
+    Probe,
 )
 from ramet.types.benchmark import Benchmark, BenchmarkInfo
 from ramet.types.branch import (
@@ -124,6 +125,7 @@ __all__ = [
     "PolicyLoss",
     "PrefixSource",
     "PrefixView",
+    "Probe",
     "RecordedGroup",
     "Reward",
     "Rollout",

@@ -33,7 +33,7 @@ READS_FILES = frozenset({"verify"})  # takes as long as the file system does
 CHANGES_WEIGHTS = frozenset({"update", "load"})
 # What needs the memory of co-located engines. `load`: an optimiser that is offloaded is read on the device.
 COMPUTES = frozenset(
-    {"logprobs", "logprobs_and_entropies", "reference_logprobs", "values", "update", "update_critic", "load"}
+    {"logprobs", "logprobs_and_entropies", "reference_logprobs", "rescore", "values", "update", "update_critic", "load"}
 )
 
 
