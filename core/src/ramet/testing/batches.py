@@ -75,6 +75,7 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: b
         greedy_rewards=torch.randn(3, generator=generator)[torch.tensor(GROUPS)]
         if Need.GREEDY_ROLLOUT in needs
         else None,
+        reward_weights={"correct": 1.0, "format": 0.5},
     )
 
 

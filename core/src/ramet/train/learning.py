@@ -153,7 +153,14 @@ class Learner:
         if self._critic is not None:
             values = threads.join(await self._ranks.call(PolicyRank.values, threads.rows))
         clock.lap("logprobs")
-        batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference, values=values, kl_coef=self._kl.coef)
+        batch = TrainBatch(
+            rows=rows,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+            kl_coef=self._kl.coef,
+            reward_weights={name: reward.weight for name, reward in self._config.rewards.items()},
+        )
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
         learned, metrics = estimate(self._estimator, batch, greedy_rewards=baselines, kl_in_reward=self._kl_in_reward)
         if values is not None and learned.returns is None:

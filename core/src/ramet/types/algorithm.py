@@ -72,6 +72,7 @@ class AdvantageInputs:
     ref_logprobs: Tensor | None = None  # [N, T]
     values: Tensor | None = None  # [N, T]
     greedy_rewards: Tensor | None = None  # [N] of the greedy rollout of the row's group, token rewards included
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # `rewards.NAME.weight` of each configured reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class TrainBatch:
     values: Sequence[Floats] | None = None  # the critic's before this step's update
     weights: Sequence[Floats] | None = None  # how much a token counts in the policy's loss; None: 1
     kl_coef: float = 0.0  # of the KL in the loss or in the reward in this step
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # of each configured reward, for estimators
 
     def advantage_inputs(
         self, needs: Collection[Need] = (), greedy_rewards: Sequence[float] | None = None
@@ -70,6 +71,7 @@ class TrainBatch:
             ref_logprobs=_floats(self.ref_logprobs if Need.REFERENCE in needs else None),
             values=_floats(self.values if Need.VALUES in needs else None),
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
+            reward_weights=self.reward_weights,
         )
 
     def with_advantages(
