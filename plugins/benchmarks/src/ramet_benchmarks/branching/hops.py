@@ -43,7 +43,7 @@ class Town:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TownQuestion:
     town: int
     start: str
 
@@ -70,16 +70,16 @@ def town(number: int) -> Town:
     return Town(index=index, pages=pages)
 
 
-def questions() -> list[Question]:
+def questions() -> list[TownQuestion]:
     """All of them, town after town, the towns in an order that is always the same."""
     random = Random("questions")
     found = []
     for number in random.sample(TOWNS, len(TOWNS)):
-        found += [Question(number, name) for name in random.sample(NAMES, QUESTIONS)]
+        found += [TownQuestion(number, name) for name in random.sample(NAMES, QUESTIONS)]
     return found
 
 
-def trace(question: Question, habit: float, random: Random) -> str:
+def trace(question: TownQuestion, habit: float, random: Random) -> str:
     """One written rollout, with this probability of the habit at each page."""
     here, text, name = town(question.town), "", question.start
     for _ in range(HOPS):

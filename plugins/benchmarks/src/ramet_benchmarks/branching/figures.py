@@ -1,4 +1,4 @@
-"""The plots of docs/experiments/branching.md, from stored runs."""
+"""Plots of stored runs: curves over costs, and metrics over steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean
 
-from compare import COSTS, Run, on_grid
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from ramet_benchmarks.branching.compare import COSTS, Run, on_grid
 
 CONTROL = "none"
 INK, GRID, GREY = "#24292f", "#d8dee4", "#8c959f"
