@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramet import Benchmark, Register, Tool, hookimpl
+from ramet import Benchmark, Register, hookimpl
 from ramet_benchmarks.config import ArithmeticConfig, FilesConfig, PublishedConfig
 
 ramet_contract = "1"
@@ -18,9 +18,3 @@ def register_benchmarks(register: Register[Benchmark]) -> None:
     register("files", "ramet_benchmarks.files:FilesBenchmark", config=FilesConfig)
     for name in PUBLISHED:
         register(name, f"ramet_benchmarks.{name}:make", config=PublishedConfig)
-
-
-@hookimpl
-def register_tools(register: Register[Tool]) -> None:
-    register("bench_towns", "ramet_benchmarks.branching.tools:BenchTowns")
-    register("bench_calculator", "ramet_benchmarks.branching.tools:BenchCalculator")

@@ -33,6 +33,7 @@ from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
 from ramet_benchmarks.branching.kinds import TaskKind, write
 from ramet_benchmarks.branching.settings import GROUP, SftPhase
+from ramet_benchmarks.branching.tools import give_tools
 
 SAMPLES = 2  # rollouts of a problem measured at temperature 1
 SETTING = "setting.txt"  # beside the data of a seed
@@ -81,6 +82,7 @@ def run(
 
     None: another process runs it. Raises `ConfigError` where what is finished had another setting or other keys.
     """
+    give_tools()
     done = work / kind.name / f"seed{seed}" / f"{arm}.json"
     with locked(work / f"{kind.name}-{seed}-{arm}.lock", wait=False) as is_held:
         if not is_held:
