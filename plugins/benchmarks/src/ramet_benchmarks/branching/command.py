@@ -18,7 +18,7 @@ NEEDED = {"torch": "ramet[train]", "ramet_rewards": "ramet-rewards"}
 SMOKE = {"tasks": 2, "tested": 4, "validated": 4, "steps": 2, "every": 2}
 EPILOG = """
 POLICY is the name of an installed branch policy, with options after a colon: arpo, 'arpo:tau=0.52;branches=2'.
-Controls are run beside it: none (8 rollouts without forks), none6 (6: about as many tool calls as with forks), random,
+Controls are run with it: none (8 rollouts without forks), none6 (6: about as many tool calls as with forks), random,
 and, for a policy that reads entropies, shuffled. All arms of a seed have the same checkpoint, tasks, learning rate and
 number of updates. The same command again continues, and several at once share the work.
 """
@@ -82,8 +82,7 @@ def _kind(name: str, options: argparse.Namespace) -> Any:
     kind = KINDS[name]
     setting = replace(kind.setting, shared_keys=(*kind.setting.shared_keys, *options.set))
     if options.smoke:
-        phases = tuple(replace(phase, traces=64) for phase in setting.phases)
-        setting = replace(setting, phases=phases, **SMOKE)
+        setting = replace(setting, phases=(replace(setting.phases[-1], traces=64),), **SMOKE)
     return replace(kind, setting=replace(setting, steps=options.steps or setting.steps))
 
 

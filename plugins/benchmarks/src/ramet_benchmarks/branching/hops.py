@@ -29,13 +29,13 @@ HABIT = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Town:
-    """What can be looked up: `index` has the page of each name, `pages` the friends, the best one last."""
+    """Pages of a town: `index` has the page of each name, `pages` the friends, the best one last."""
 
     index: dict[str, str]
     pages: dict[str, str]
 
     def look_up(self, text: str) -> str:
-        """What the search tool returns."""
+        """Return what the search tool answers."""
         return f"={self.index[text]}" if text in self.index else self.pages.get(text, "none")
 
     def friends(self, name: str) -> str:
@@ -61,7 +61,7 @@ class TownQuestion:
 
 @cache
 def town(number: int) -> Town:
-    """Always the same for the same number."""
+    """Return the town of a number, always the same."""
     random = Random(f"town {number}")
     index = dict(zip(NAMES, random.sample(ascii_uppercase, len(NAMES)), strict=True))
     pages = {
@@ -71,7 +71,7 @@ def town(number: int) -> Town:
 
 
 def questions() -> list[TownQuestion]:
-    """All of them, town after town, the towns in an order that is always the same."""
+    """Return all questions, town after town, the towns in an order that is always the same."""
     random = Random("questions")
     found = []
     for number in random.sample(TOWNS, len(TOWNS)):
@@ -80,7 +80,7 @@ def questions() -> list[TownQuestion]:
 
 
 def trace(question: TownQuestion, habit: float, random: Random) -> str:
-    """One written rollout, with this probability of the habit at each page."""
+    """Return a written rollout, with this probability of the habit at each page."""
     here, text, name = town(question.town), "", question.start
     for _ in range(HOPS):
         text += _call(here, name) + _call(here, here.index[name])

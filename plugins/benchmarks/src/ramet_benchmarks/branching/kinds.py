@@ -1,6 +1,6 @@
 """Kinds of task as files: SFT traces, and task rows for training, validation and measuring.
 
-Problems of SFT, RL, validation and measuring do not overlap. Those of validation and measuring are the same for all
+Problems of SFT, RL, validation and measuring do not overlap. Problems of validation and measuring are the same for all
 seeds.
 """
 

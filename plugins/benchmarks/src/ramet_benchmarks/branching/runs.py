@@ -36,7 +36,7 @@ from ramet_benchmarks.branching.settings import GROUP, SftPhase
 from ramet_benchmarks.branching.tools import give_tools
 
 SAMPLES = 2  # rollouts of a problem measured at temperature 1
-SETTING = "setting.txt"  # beside the data of a seed
+SETTING = "setting.txt"  # next to the data of a seed
 
 KEPT = (  # of a step
     "reward/mean", "group/no_signal_share", "rollout/rollouts", "rollout/executed_tool_calls",

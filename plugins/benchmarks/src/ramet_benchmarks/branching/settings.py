@@ -13,7 +13,7 @@ GROUP = 8  # rollouts of a task
 
 @dataclass(frozen=True, slots=True)
 class SftPhase:
-    """SftPhase of SFT. `habit`: whether its traces have the habit of the kind."""
+    """Phase of SFT. `habit`: whether its traces have the habit of the kind."""
 
     name: str
     traces: int
@@ -58,7 +58,7 @@ def _tiny(folder: Path, seed: int) -> Path:
 
 TINY = TaskSetting(
     results="branching_equal_calls",
-    first=11,  # seeds 1 to 5 are those of the first experiment, which the hypotheses come from
+    first=11,  # seeds 1 to 5 made the first experiment, which the hypotheses come from
     seeds=10,
     model=_tiny,
     phases=(SftPhase("skill", 6400, 4e-3, 1, False), SftPhase("habit", 2400, 1e-3, 1, True)),
