@@ -22,8 +22,10 @@ FEWER = "none6"  # the control at equal calls
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A branch policy with its options. `shuffled`: the control that forks as often and as deep, at other turns; None
-    for a policy that reads no entropies, which `branch_policy=shuffled` would not change.
+    """A branch policy with its options. `shuffled`: the control that forks as often and as deep, at other turns.
+
+    None for a policy that `branch_policy=shuffled` would not change, as it reads no entropies, or that it refuses, as it
+    has a rollout method of its own.
     """
 
     name: str
@@ -37,7 +39,7 @@ def arm_of(text: str) -> Arm:
     Raises `ConfigError` for an unknown policy or option.
     """
     policy, _, given = text.partition(":")
-    if policy in CONTROLS:
+    if policy in CONTROLS or policy == "shuffled":
         raise ConfigError(f"{text}: is a control, which is always run; name another policy")
     entry = load_plugins().get("branch_policies", policy)
     options = [part for part in given.split(";") if part]
@@ -46,7 +48,8 @@ def arm_of(text: str) -> Arm:
     name = re.sub(r"[^\w.=+-]+", "_", text)
     keys = ("algorithm=grpo", f"branch_policy={policy}", *(f"branch_policy.params.{part}" for part in options))
     config = compose(["model.path=m", *keys], job="train").config
-    if Need.ENTROPY not in policy_needs(entry.build(config.branch_policy.params)):
+    built = entry.build(config.branch_policy.params)
+    if Need.ENTROPY not in policy_needs(built) or hasattr(built, "rollout_method"):
         return Arm(name, keys)
     shuffled = ("branch_policy=shuffled", f"branch_policy.params.policy={policy}")
     inner = (f"branch_policy.params.params.{part}" for part in options)
