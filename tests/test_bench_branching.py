@@ -157,6 +157,14 @@ def test_a_page_has_the_tables_that_the_report_makes_of_its_stored_numbers(name:
     assert text.count("\n\n") == len(re.findall(r"^```\n(sums|hops): ", page, re.MULTILINE)) >= 6
 
 
+def test_the_leaderboard_has_the_tables_of_the_stored_numbers(tmp_path: Path) -> None:
+    page = (BENCH.parents[1] / "docs/leaderboard.md").read_text()
+    (tmp_path / "page.md").write_text(page)
+    call(str(BENCH / "board.py"), "--page", str(tmp_path / "page.md"))
+    assert (tmp_path / "page.md").read_text() == page
+    assert re.findall(r"^\| (\S+).*0\.026 ± 0\.013", page, re.MULTILINE) == ["arpo"]  # as in the experiment's table
+
+
 def test_holm_corrects_a_family_in_rising_order() -> None:
     names = (
         "from ramet_benchmarks.branching.compare import holm; print(holm({'a': 0.01, 'b': 0.04, 'c': 0.03, 'd': 0.5}))"

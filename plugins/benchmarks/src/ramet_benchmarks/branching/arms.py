@@ -24,8 +24,8 @@ FEWER = "none6"  # the control at equal calls
 class Arm:
     """A branch policy with its options. `shuffled`: the control that forks as often and as deep, at other turns.
 
-    None for a policy that `branch_policy=shuffled` would not change, as it reads no entropies, or that it refuses, as it
-    has a rollout method of its own.
+    None for a policy that `branch_policy=shuffled` would not change, as it reads no entropies, or that it refuses, as
+    it has a separate rollout method.
     """
 
     name: str

@@ -57,7 +57,7 @@ def differences(arm: Mapping[int, Run], control: Mapping[int, Run], value: Calla
 
 
 def ratio(arm: Mapping[int, Run], control: Mapping[int, Run], value: Callable[[Run], float]) -> str:
-    """Return the geometric mean of arm over control within seeds, with its interval; seeds without a value are not in it."""
+    """Return the geometric mean of arm over control within seeds, with its interval, over seeds that have a value."""
     pairs = [(value(arm[seed]), value(control[seed])) for seed in sorted(arm.keys() & control.keys())]
     logs = [math.log(one / other) for one, other in pairs if one > 0 and other > 0]
     if not logs:
