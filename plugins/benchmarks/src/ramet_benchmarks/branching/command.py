@@ -15,7 +15,7 @@ from ramet import ConfigError
 
 TASKS = ("hops", "sums")
 NEEDED = {"torch": "ramet[train]", "ramet_rewards": "ramet-rewards"}
-SMOKE = {"tasks": 2, "tested": 4, "validated": 4, "steps": 2, "every": 2}
+SMOKE: dict[str, Any] = {"tasks": 2, "tested": 4, "validated": 4, "steps": 2, "every": 2}
 EPILOG = """
 POLICY is the name of an installed branch policy, with options after a colon: arpo, 'arpo:tau=0.52;branches=2'.
 Controls are run with it: none (8 rollouts without forks), none6 (6: about as many tool calls as with forks), random,
