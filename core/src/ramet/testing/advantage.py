@@ -120,7 +120,7 @@ def _rows_of(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
             moved[field.name] = {name: part[order] for name, part in value.items()}
         elif field.name == "stop":
             moved[field.name] = [value[i] for i in order.tolist()]
-        elif value is not None:
+        elif field.name != "reward_weights" and value is not None:
             moved[field.name] = value[order]
     new_row = torch.full((len(batch.rewards),), -1)
     new_row[order] = torch.arange(len(order))

@@ -77,6 +77,7 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: b
         else None,
         rescored_logprobs=_rescored(old, mask) if Need.RESCORED in needs else None,
         probe_logprobs=_probed(turn_ids) if Need.PROBED in needs else None,
+        reward_weights={"correct": 1.0, "format": 0.5},
     )
 
 

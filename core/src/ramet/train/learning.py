@@ -167,6 +167,7 @@ class Learner:
             kl_coef=self._kl.coef,
             rescored_logprobs=await self._rescorer.rescored(rows, groups),
             probe_logprobs=await self._rescorer.probed(rows, groups),
+            reward_weights={name: reward.weight for name, reward in self._config.rewards.items()},
         )
         clock.lap("logprobs")
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]

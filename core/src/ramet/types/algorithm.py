@@ -76,6 +76,7 @@ class AdvantageInputs:
     greedy_rewards: Tensor | None = None  # [N] of the greedy rollout of the row's group, token rewards included
     rescored_logprobs: Tensor | None = None  # [N, T] float32; NaN on the sampled tokens of a row without a context
     probe_logprobs: Tensor | None = None  # [N, turns] float32, mean over the probe's tokens; NaN where there is none
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # `rewards.NAME.weight` of each configured reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class TrainBatch:
     rescored_logprobs: Sequence[Floats] | None = None  # of a teacher or in another context; only estimators read it
     probe_logprobs: Sequence[Floats] | None = None  # [turns] each; only estimators read it
     kl_coef: float = 0.0  # of the KL in the loss or in the reward in this step
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # of each configured reward, for estimators
 
     def advantage_inputs(
         self, needs: Collection[Need] = (), greedy_rewards: Sequence[float] | None = None
@@ -75,6 +76,7 @@ class TrainBatch:
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
             rescored_logprobs=_floats(self.rescored_logprobs if Need.RESCORED in needs else None),
             probe_logprobs=_probed(self.probe_logprobs if Need.PROBED in needs else None),
+            reward_weights=self.reward_weights,
         )
 
     def with_advantages(
