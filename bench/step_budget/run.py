@@ -36,7 +36,7 @@ from ramet.config.compose import compose
 from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
 
-GROUP, TASKS, STEPS, EVERY = 8, 12, 24, 2
+GROUP, TASKS, STEPS, EVERY, LR = 8, 12, 18, 2, 1e-4
 PROBLEMS, VALIDATED = 200, 100
 TARGET = 0.8  # accuracy at temperature 1
 ARMS = {
@@ -100,7 +100,7 @@ def _overrides(folder: Path, inputs: Path, data: str, arm: str, seed: int) -> li
         f"tools.search.params.corpus={inputs / 'data/corpus.sqlite'}", f"data.train=[{folder / f'{data}.jsonl'}]",
         f"data.valid=[{folder / 'valid.jsonl'}]", f"run.root={folder}", f"run.name={data}_{arm}", f"run.seed={seed}",
         f"train.steps={STEPS}", f"train.tasks_per_step={TASKS}", f"rollout.group_size={GROUP}",
-        "policy.schedule=constant", f"train.eval_every={EVERY}", "train.eval_first=true",
+        f"policy.lr={LR}", "policy.schedule=constant", f"train.eval_every={EVERY}", "train.eval_first=true",
         "train.eval_sampling.temperature=1.0", "train.save_every=100000", "trackers=[jsonl]", *ARMS[arm],
     ]  # fmt: skip
 
@@ -159,7 +159,7 @@ def collect(work: Path) -> str:
             f"{found['last_accuracy']:.3f} |"
         )
     settings = {
-        "group": GROUP, "tasks_per_step": TASKS, "steps": STEPS, "every": EVERY, "target": TARGET,
+        "group": GROUP, "tasks_per_step": TASKS, "steps": STEPS, "every": EVERY, "lr": LR, "target": TARGET,
         "problems": PROBLEMS, "validated": VALIDATED, "arms": ARMS,
     }  # fmt: skip
     write_results("step_budget", settings, runs, summary)
