@@ -16,7 +16,7 @@ from ramet.types.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """What came of one complete group."""
+    """Result of one complete group."""
 
     step: int
     rewards: tuple[float | None, ...]  # of its rollouts; None: masked or not judged
@@ -30,7 +30,7 @@ class TaskView:
     """A task that was drawn for the step."""
 
     task: Task
-    groups: tuple[GroupOutcome, ...] = ()  # oldest first: the newest of earlier steps, then those of this step
+    groups: tuple[GroupOutcome, ...] = ()  # oldest first: the newest of earlier steps, then all of this step
     prefixes: tuple[PrefixView, ...] = ()  # as in `GroupView`
 
 

@@ -78,7 +78,7 @@ def _wave(step: StepView, choices: Sequence[Choice]) -> list[Grant]:
 
 
 class _Beliefs:
-    """What the outcomes of a view say of each task: Beta posteriors of success, and costs of a rollout.
+    """Beta posteriors of each task's success, and costs of a rollout, from the outcomes of a view.
 
     Success is a reward's place between the lowest and the highest of the view. While all are equal nothing is known.
     """
