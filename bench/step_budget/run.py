@@ -101,6 +101,7 @@ def _overrides(folder: Path, inputs: Path, data: str, arm: str, seed: int) -> li
         f"data.valid=[{folder / 'valid.jsonl'}]", f"run.root={folder}", f"run.name={data}_{arm}", f"run.seed={seed}",
         f"train.steps={STEPS}", f"train.tasks_per_step={TASKS}", f"rollout.group_size={GROUP}",
         f"policy.lr={LR}", "policy.schedule=constant", f"train.eval_every={EVERY}", "train.eval_first=true",
+        "rollout.deadline_s=1200", "rollout.step_deadline_s=1800",  # of a busy machine
         "train.eval_sampling.temperature=1.0", "train.save_every=100000", "trackers=[jsonl]", *ARMS[arm],
     ]  # fmt: skip
 
