@@ -9,7 +9,8 @@ finished is kept in `--work` and skipped, so the same command again continues wh
 `bench/results/step_budget.json` and prints the table: the sampled tokens until the validation first has `TARGET`.
 
 Of the data `clean` every task can be learned. Of `noisy` every second has a wrong reference answer, as in training sets
-with faulty or hopeless tasks: its groups never have any signal. Validation is the same, of right tasks.
+with faulty or hopeless tasks: its groups never have any signal. `repeated` is as `noisy` with so few tasks that each
+comes again every second step, so that outcomes of earlier steps count. Validation is the same, of right tasks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
 
 GROUP, TASKS, STEPS, EVERY, LR = 8, 12, 18, 2, 1e-4
-PROBLEMS, VALIDATED = 200, 100
+PROBLEMS, VALIDATED = {"noisy": 200, "clean": 200, "repeated": 48}, 100
 TARGET = 0.8  # accuracy at temperature 1
 ARMS = {
     "uniform": ["train.budget=uniform"],
@@ -86,9 +87,9 @@ def write_tasks(folder: Path, inputs: Path, data: str, seed: int) -> None:
     """The tasks of `data` and of the validation, drawn by the seed."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = (inputs / "data/rl.jsonl").read_text(encoding="utf-8").splitlines()
-    tasks = Random(f"step_budget:{seed}").sample([json.loads(line) for line in lines], PROBLEMS + VALIDATED)
-    trained, valid = tasks[:PROBLEMS], tasks[PROBLEMS:]
-    if data == "noisy":
+    tasks = Random(f"step_budget:{seed}").sample([json.loads(line) for line in lines], VALIDATED + 200)
+    valid, trained = tasks[:VALIDATED], tasks[VALIDATED:][: PROBLEMS[data]]
+    if data != "clean":
         trained = [one | {"answer": trained[i - 1]["answer"]} if i % 2 else one for i, one in enumerate(trained)]
     for path, rows in ((folder / f"{data}.jsonl", trained), (folder / "valid.jsonl", valid)):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -184,7 +185,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--inputs", type=Path, default=BENCH.parent / "runs/quickstart_search-inputs")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--data", nargs="+", choices=("noisy", "clean"), default=["noisy", "clean"])
+    parser.add_argument("--data", nargs="+", choices=[*PROBLEMS], default=[*PROBLEMS])
     parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
     parser.add_argument("--collect", action="store_true")
     return parser.parse_args()
