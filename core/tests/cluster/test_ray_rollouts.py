@@ -40,7 +40,7 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
-from ramet.rollout.plan import RolloutPlan, RolloutRequest
+from ramet.rollout.plan import GrantedGroup, RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import INDEX, GroupRecord, read_records, record_line
 from ramet.rollout.record_files import recorded_files
@@ -67,7 +67,8 @@ class Stub(Actor):
         tasks, names, stored = request.tasks, request.task_names(), request.stored
         if len(tasks) > 1:
             (self.folder / f"share.{'+'.join(names)}").touch()
-        groups = [await self._group(task, name, stored.get(task.id)) for task, name in zip(tasks, names, strict=True)]
+        each = zip(tasks, names, request.sizes(4), strict=True)
+        groups = [await self._group(task, name, stored.get(task.id), size) for task, name, size in each]
         if request.ticket is not None:
             self.played.keep(request.ticket, groups)
         return groups
@@ -76,7 +77,7 @@ class Stub(Actor):
     def write_part(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
         return self.played.write(path, parts)
 
-    async def _group(self, task: Task, name: str, stored: GroupRecord | None) -> Group:
+    async def _group(self, task: Task, name: str, stored: GroupRecord | None, size: int) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
         first = not any(self.folder.glob(f"{name}.*"))
         began.touch()
@@ -90,7 +91,7 @@ class Stub(Actor):
             origin=Origin.INSERTED, kind=SegmentKind.PROMPT, turn=0, text=task.id, token_ids=array("i", [1, 2])
         )
         rollout = Rollout(id="0", task=task, segments=(prompt,), stop=StopReason.END, stats=stats)
-        return Group(task=task, rollouts=(rollout,) * 4)
+        return Group(task=task, rollouts=(rollout,) * size)
 
     async def _do(self, what: str, first: bool) -> None:
         if what == "long":
@@ -336,6 +337,15 @@ def test_a_worker_gets_what_is_stored_of_its_task(shared):
         return await rollouts.run(RolloutRequest(tasks=[a, b], step=6, plan=PLAN, stored={"b": record}))
 
     assert stats(shared.do(work), "stored") == [-1.0, 5.0]
+
+
+def test_each_group_has_the_size_that_a_step_budget_granted(shared):
+    async def work(rollouts: RayRollouts) -> list[int]:
+        granted = [GrantedGroup(n=n) for n in (3, 8, 1)]
+        request = RolloutRequest(tasks=tasks("b", "a", "b"), step=1, plan=PLAN, granted=granted, names=["b", "a", "b"])
+        return [len(group.rollouts) for group in await rollouts.run(request)]
+
+    assert shared.do(work) == [3, 8, 1]
 
 
 def test_progress_comes_with_the_answers_to_pings(shared):

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ramet.config.schema import RolloutConfig
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -119,6 +120,17 @@ def n_stored_tokens(record: GroupRecord) -> int:
 def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
     """Each place once, in order of rollouts and turns; what several rollouts share is the first one's."""
     return tuple(_prefixes(record))
+
+
+def prefixes_with_room(record: GroupRecord, limits: RolloutConfig) -> tuple[StoredPrefix, ...]:
+    """Return those with room for a turn within the limits, which may differ from when they were stored."""
+    return tuple(
+        prefix
+        for prefix in prefixes_of(record)
+        if prefix.n_tokens < limits.max_response_tokens
+        and prefix.source.turns < limits.max_turns
+        and prefix.n_tool_calls <= limits.max_tool_calls
+    )
 
 
 def prefix_at(record: GroupRecord, scored: ScoredRollout, turn: int) -> StoredPrefix:

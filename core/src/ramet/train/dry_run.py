@@ -24,10 +24,11 @@ from ramet.planning.run_plan import DryRun, RunPlan, entries_in_words, model_in_
 from ramet.planning.step_time import step_time
 from ramet.planning.time_report import time_table
 from ramet.policy.check import shares_in_words
+from ramet.rollout.branching.budgets import step_budget
 from ramet.runs.manifest import make_manifest
 from ramet.train.data_sources import source_table
 from ramet.train.prepare import PreparedRun, prepare
-from ramet.types import Need
+from ramet.types import BranchPolicy, Need
 
 
 def plan(
@@ -52,7 +53,7 @@ def plan(
         facts={
             "directory": str(run_plan),
             "model": model_in_words(config, memory),
-            "tasks": _tasks(config, prepared) + _order(config),
+            "tasks": _tasks(config, prepared) + _order(config, prepared.components.branch_policy),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
             "tokens": _tokens(config, prepared),
@@ -108,13 +109,16 @@ def _foreign_tags(prepared: PreparedRun) -> str:
     return f"no tool serves {', '.join(tags)}: a call is answered with an error" if tags else ""
 
 
-def _order(config: Config) -> str:
+def _order(config: Config, policy: BranchPolicy) -> str:
     """How tasks are chosen, where it is not the default."""
     data, shares = config.data, sum(config.data.weights.values())
     notes = [f"{name} {weight / shares:.0%} of draws" for name, weight in data.weights.items()]
     notes += ["from easy to hard in every pass"] if data.order is Order.CURRICULUM else []
     if config.train.resample_rounds:
         notes.append(f"groups without signal replaced up to {config.train.resample_rounds} times")
+    if step_budget(config.train.budget, policy) is not None:
+        drawn = config.train.budget_tasks or config.train.tasks_per_step
+        notes.append(f"a step draws {drawn} and spreads its rollouts by train.budget={config.train.budget}, in waves")
     return f"; {', '.join(notes)}" if notes else ""
 
 

@@ -35,6 +35,7 @@ from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import Checkpoint, Checkpoints
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.rollout.branching.budgets import step_budget
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.runs.hub_inputs import fetched
 from ramet.runs.manifest import Manifest, make_manifest, model_sha256, read_run
@@ -101,16 +102,20 @@ class _Source:
         data = self.manifest.data["train"]
         return data.tasks - data.too_long - data.by_difficulty
 
-    def step(self, step: int, size: int) -> tuple[PlayedStep, list[GroupRecord]]:
-        """The groups of a step as they were learned from, `size` of them, and the records. Raises `ConfigError`."""
+    def step(self, step: int, size: int | None) -> tuple[PlayedStep, list[GroupRecord]]:
+        """The groups of a step as they were learned from, `size` of them (None: all), and the records.
+
+        Raises `ConfigError`.
+        """
         path = record_path(self.folder, step)
         records = list(read_records(path))
-        if len(records) < size:
+        if size is not None and len(records) < size:
             raise ConfigError(f"{path}: has {len(records)} groups; a step of this run learned from {size}")
         groups = [record.group for record in records]
         numbers = tuple(record.number for record in records if record.number is not None)
         greedy = tuple(reward for record in records for reward in record.greedy)
-        return PlayedStep(groups=groups[:size], replaced=groups[size:], numbers=numbers, greedy=greedy), records
+        replaced = [] if size is None else groups[size:]
+        return PlayedStep(groups=groups[:size], replaced=replaced, numbers=numbers, greedy=greedy), records
 
 
 def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> ReplayResult:
@@ -169,6 +174,7 @@ class _Replay:
         self.source = source
         self.config = config
         self.estimator = components.advantage
+        self.is_uniform = step_budget(config.train.budget, components.branch_policy) is None
         self.run_dir = run_dir
         self.state = TrainState.load(source.checkpoint.folder, source.manifest.data["train"].fingerprint)
         self.steps = source.checkpoint.step
@@ -198,7 +204,7 @@ class _Replay:
         return ReplayResult(run=self.run_dir.path, model=model, steps=self.steps, difference=difference)
 
     async def _step(self, step: int, learner: Learner, tracker: Tracker) -> None:
-        played, records = self.source.step(step, self.config.train.tasks_per_step)
+        played, records = self.source.step(step, self.config.train.tasks_per_step if self.is_uniform else None)
         greedy = list(played.greedy[: len(played.groups)]) if Need.GREEDY_ROLLOUT in self.estimator.needs else None
         if greedy == []:
             raise ConfigError(

@@ -34,6 +34,7 @@ from ramet.types.branch import (
     Stop,
     TurnView,
 )
+from ramet.types.budget import Grant, GroupOutcome, StepBudget, StepView, TaskView
 from ramet.types.doctor import (
     DoctorCheck,
     DoctorContext,
@@ -110,7 +111,9 @@ __all__ = [
     "FirstTokens",
     "Fork",
     "Generation",
+    "Grant",
     "Group",
+    "GroupOutcome",
     "GroupView",
     "Idle",
     "Insert",
@@ -146,12 +149,15 @@ __all__ = [
     "StartFrom",
     "StartRoots",
     "Stateful",
+    "StepBudget",
     "StepContext",
     "StepResult",
+    "StepView",
     "Stop",
     "StopReason",
     "StoredRun",
     "Task",
+    "TaskView",
     "TemplateFormat",
     "Thread",
     "ThreadStart",
