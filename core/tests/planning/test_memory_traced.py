@@ -175,12 +175,12 @@ def test_the_planned_peak_of_a_pass_is_within_five_percent_of_the_traced_one(
 def test_131072_tokens_on_eight_ranks_are_planned_with_what_ulysses_exchanges(
     make_inputs: MakeInputs, model_config: Callable[..., PretrainedConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks of 14B. Bytes in their attentions' exchanges: one forward pass, the one that is made again, one
+    """Three blocks of 14B. Bytes in their attentions' exchanges: one forward pass, the one that is made again, one
     backward pass.
     """
-    two = {"num_hidden_layers": 2}
+    few = {"num_hidden_layers": 3}
     inputs = make_inputs(
-        "qwen3-14b", prompt=4096, response=126_976, shape=two, cluster={"policy_workers": 8},
+        "qwen3-14b", prompt=4096, response=126_976, shape=few, cluster={"policy_workers": 8},
         policy={"activation_checkpointing": True, "max_microbatch_tokens": 16_384, "sequence_parallel": 8,
                 "share_prefixes": SharePrefixes.NEVER},
     )  # fmt: skip
@@ -196,12 +196,12 @@ def test_131072_tokens_on_eight_ranks_are_planned_with_what_ulysses_exchanges(
     # Where positions of this rank are not known from their values: the first eighth is rank 0's.
     monkeypatch.setattr(FakeTensor, "nonzero", lambda found: torch.arange(len(found) // 8)[:, None], raising=False)
     with fake_ranks(8, monkeypatch):
-        traced = traced_peak(model_config("qwen3-14b", **two), inputs, monkeypatch)
+        traced = traced_peak(model_config("qwen3-14b", **few), inputs, monkeypatch)
     assert planned_peak(inputs) == pytest.approx(traced, rel=0.05)
     side = TrainedModel(shape=inputs.shape, config=inputs.config, ranks=8, cuda=True)
     drawn = draw(inputs.config, Expected())
     time = UpdateTime(model=side, drawn=drawn, gpu=GPUS["H100"], per_node=8)
-    assert 3 * time.swapped(131_072) * time.link(8) == sum(sent) == pytest.approx(2 * 3 * 16_384 * 2 * 12_288 * 7 / 8)
+    assert 3 * time.swapped(131_072) * time.link(8) == sum(sent) == pytest.approx(3 * 3 * 16_384 * 2 * 12_288 * 7 / 8)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,15 @@ def test_a_mixture_of_experts_is_not_trained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(mixture))
     for policy in (PolicyConfig(), PolicyConfig(lora_rank=8)):
         problem = check_policy(config(tmp_path, policy))[0]
-        assert problem.startswith("model.path: the model (qwen3_moe) is a mixture of experts, and those are not trained")
-        for missing in ("loading by shards", "multiplied in groups", "LoRA on experts", "replay of the engine's routing"):
+        assert problem.startswith(
+            "model.path: the model (qwen3_moe) is a mixture of experts, and those are not trained"
+        )
+        for missing in (
+            "loading by shards",
+            "multiplied in groups",
+            "LoRA on experts",
+            "replay of the engine's routing",
+        ):
             assert missing in problem
     (tmp_path / "config.json").write_text(json.dumps({**mixture, "model_type": "mixtral", "num_local_experts": 1}))
     assert "mixture" not in "".join(check_policy(config(tmp_path, PolicyConfig())))

@@ -112,7 +112,9 @@ def _results(config: Config) -> str:
     most = max((tool.max_result_tokens for tool in config.tools.values()), default=0)
     if not 0 < calls * most < UNUSED * rollout.max_response_tokens:
         return ""
-    limits = ", ".join(f"tools.{name}.max_result_tokens={tool.max_result_tokens}" for name, tool in config.tools.items())
+    limits = ", ".join(
+        f"tools.{name}.max_result_tokens={tool.max_result_tokens}" for name, tool in config.tools.items()
+    )
     return (
         f"\nresults are cut ({limits}): the {calls} calls of a rollout (rollout.max_tool_calls, rollout.max_turns) bring "
         f"at most {calls * most:,} of the {rollout.max_response_tokens:,} tokens of a response; raise what a longer task "
