@@ -116,9 +116,9 @@ def _results(config: Config) -> str:
         f"tools.{name}.max_result_tokens={tool.max_result_tokens}" for name, tool in config.tools.items()
     )
     return (
-        f"\nresults are cut ({limits}): the {calls} calls of a rollout (rollout.max_tool_calls, rollout.max_turns) bring "
-        f"at most {calls * most:,} of the {rollout.max_response_tokens:,} tokens of a response; raise what a longer task "
-        "needs"
+        f"\nresults are cut ({limits}): the {calls} calls of a rollout (rollout.max_tool_calls, rollout.max_turns) "
+        f"bring at most {calls * most:,} of the {rollout.max_response_tokens:,} tokens of a response; raise what a "
+        "longer task needs"
     )
 
 
