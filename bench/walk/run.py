@@ -212,7 +212,7 @@ class Walk:
         objective = Objective(spec, self.trainer, batch, MetricAccumulator())
 
         def loss_of(micro_batch: MicroBatch, *rest: Any) -> Tensor:
-            self.tracker.reset_mod_stats()  # those of modules: the peak is kept
+            self.tracker.reset_mod_stats()  # of modules; the peak is kept
             self.tokens.append(micro_batch.n_tokens)
             return objective(micro_batch, *rest)
 

@@ -85,8 +85,8 @@ def test_the_plan_says_how_the_engines_compare_on_a_cpu(engine: str, cuda: bool,
             1024,
             6,
             "\nresults are cut (tools.python.max_result_tokens=1024): the 6 calls of a rollout "
-            "(rollout.max_tool_calls, rollout.max_turns) bring at most 6,144 of the 126,976 tokens of a response; raise "
-            "what a longer task needs",
+            "(rollout.max_tool_calls, rollout.max_turns) bring at most 6,144 of the 126,976 tokens of a response; "
+            "raise what a longer task needs",
         ),
         (126_976, 1024, 0, ""),
     ],

@@ -165,7 +165,7 @@ def shards_in_words(config: Config, machine: Machine) -> str:
 
 
 def check_placement(config: Config, machine: Machine, *, trains: bool = True) -> list[str]:
-    """Whether there are devices enough, and those of each engine on one node."""
+    """Whether there are devices enough, with all devices of an engine on one node."""
     plan = plan_devices(config, machine, trains=trains)
     if not machine.cuda or machine.devices is None:
         return []
@@ -188,12 +188,12 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
 
 def _engines_over_nodes(plan: DevicePlan, machine: Machine) -> list[str]:
     """The problem that engines have no room: Ray reserves all devices of one together, on one node
-    (`cluster/ray/placement.py`). Ranks beside them fill nodes one after another. None where nodes are not known.
+    (`cluster/ray/placement.py`). Ranks with other devices fill nodes one after another. None where nodes are not known.
     """
     if machine.devices is None or machine.nodes is None or plan.tensor_parallel == 1:
         return []
-    each, beside = machine.devices // machine.nodes, plan.ranks if plan.devices[-1].ranks == 0 else 0
-    free = [each - min(each, max(0, beside - node * each)) for node in range(machine.nodes)]
+    each, taken = machine.devices // machine.nodes, plan.ranks if plan.devices[-1].ranks == 0 else 0
+    free = [each - min(each, max(0, taken - node * each)) for node in range(machine.nodes)]
     room = sum(devices // plan.tensor_parallel for devices in free)
     if room >= plan.engines:
         return []
