@@ -78,7 +78,7 @@ def test_a_mixture_of_experts_is_not_trained(tmp_path: Path) -> None:
             "replay of the engine's routing",
         ):
             assert missing in problem
-    (tmp_path / "config.json").write_text(json.dumps({**mixture, "model_type": "mixtral", "num_local_experts": 1}))
+    (tmp_path / "config.json").write_text(json.dumps({**mixture, "num_experts": 1}))
     assert "mixture" not in "".join(check_policy(config(tmp_path, PolicyConfig())))
 
 
