@@ -26,7 +26,7 @@ ASIDE, STORED, PROCESSES = "offloaded and copied for saves", "new weights for en
 PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
 CPU_PROCESS_BYTES = 544 * 2**20  # of one that does not, before it has a model (measured, torch 2.13)
 REFERENCE, TEACHER, CRITIC, CONTEXTS = "reference", "teacher", "critic", "CUDA contexts"
-ASLEEP, EXCHANGE, LOADING = "asleep engine", "NCCL", "weights while they are loaded"
+ASLEEP, EXCHANGE = "asleep engine", "NCCL"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
 
@@ -125,21 +125,17 @@ def trained_models(inputs: Inputs, placement: DevicePlan) -> tuple[TrainedModel,
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
     """Offloaded tensors, the copy from which saves are written (`host`), and the processes themselves; with GPUs also
     new weights in the object store with the two buffers through which they go there. An engine that sleeps drops its
-    weights and keeps nothing here. Files have a mixture's experts one by one, so each of several ranks loads the full
-    model.
+    weights and keeps nothing here.
     """
     aside = placement.ranks * sum(map(host, models))
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else 4
-    loading = placement.ranks * inputs.shape.n_parameters * size if inputs.shape.has_experts else 0
-    # Weights are loaded before anything is offloaded or copied.
-    held = {LOADING: loading} if placement.ranks > 1 and loading > aside else {ASIDE: aside}
     processes = 1 if placement.cluster == "local" else 1 + placement.ranks
     processes += 0 if placement.engine == "torch" and placement.cluster == "local" else placement.engines
     if not inputs.machine.cuda:
-        return {**held, PROCESSES: processes * CPU_PROCESS_BYTES}
+        return {ASIDE: aside, PROCESSES: processes * CPU_PROCESS_BYTES}
     stored = inputs.trains and chosen_transfer(inputs.config, cuda=True) == "host"
     weights = sharded(inputs.shape.parameters, 1, size) + 2 * CHUNK_BYTES
-    return {**held, STORED: weights if stored else 0, PROCESSES: processes * PROCESS_BYTES}
+    return {ASIDE: aside, STORED: weights if stored else 0, PROCESSES: processes * PROCESS_BYTES}
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:

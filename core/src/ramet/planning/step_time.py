@@ -66,9 +66,8 @@ def step_time(plan: MemoryPlan | str, expected: Expected) -> StepTime | str:
         return "not estimated: on a CPU the model and other programs share the cores"
     if machine.gpu is None:
         return f"not estimated: no speed is known of these GPUs; --on takes a name in place of GiB: {', '.join(GPUS)}"
-    if plan.engine is None or plan.inputs.shape.has_experts:
-        what = "a mixture of experts" if plan.engine is not None else f"engine={config.engine.name}"
-        return f"not estimated: no formula for {what}"
+    if plan.engine is None:
+        return f"not estimated: no formula for engine={config.engine.name}"
     gpu, drawn = GPUS[machine.gpu], draw(config, expected)
     rollouts = rollout_time(plan, drawn, gpu, expected.tool_s)
     per_node = (machine.devices or 1) // (machine.nodes or 1)

@@ -30,6 +30,8 @@ from ramet.train.data_sources import source_table
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.types import BranchPolicy, Need
 
+UNUSED = 1 / 4  # share of a response below which all results of tools together are small
+
 
 def plan(
     resolved: Resolved, on: str | None = None, *, response_tokens: int | None = None, tool_s: float = TOOL_S
@@ -64,7 +66,7 @@ def plan(
             "staleness": staleness_in_words(config),
             "rewards": entries_in_words(config.rewards),
             "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),
-            "tools": entries_in_words(config.tools),
+            "tools": entries_in_words(config.tools) + _results(config),
             "tags": _foreign_tags(prepared),
             "placement": str(plan_devices(config, machine)),
             "threads": threads_in_words(config, machine),
@@ -102,6 +104,23 @@ def _tasks(config: Config, prepared: PreparedRun) -> str:
     notes = [f"left out: {left_out}" if left_out else "", repaired, lengths]
     used = f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}"
     return "; ".join([used, *filter(None, notes)])
+
+
+def _results(config: Config) -> str:
+    """Say how long results may be, where all that a rollout may get leave most of a response unused."""
+    rollout = config.rollout
+    calls = min(rollout.max_tool_calls, rollout.max_turns - 1)
+    most = max((tool.max_result_tokens for tool in config.tools.values()), default=0)
+    if not 0 < calls * most < UNUSED * rollout.max_response_tokens:
+        return ""
+    limits = ", ".join(
+        f"tools.{name}.max_result_tokens={tool.max_result_tokens}" for name, tool in config.tools.items()
+    )
+    return (
+        f"\nresults are cut ({limits}): the {calls} calls of a rollout (rollout.max_tool_calls, rollout.max_turns) "
+        f"bring at most {calls * most:,} of the {rollout.max_response_tokens:,} tokens of a response; raise what a "
+        "longer task needs"
+    )
 
 
 def _foreign_tags(prepared: PreparedRun) -> str:
