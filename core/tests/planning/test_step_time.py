@@ -194,6 +194,20 @@ def test_a_critic_is_trained_and_asked_for_values_too(make_inputs: MakeInputs) -
     assert both.phases[LOGPROBS] > 1.8 * alone.phases[LOGPROBS]
 
 
+@pytest.mark.parametrize("need", [Need.OLD_LOGPROBS, Need.RESCORED, Need.PROBED])
+def test_what_an_estimator_has_scored_is_a_pass_more(make_inputs: MakeInputs, need: Need) -> None:
+    """Of the policy; a pass of a teacher of the same size is as long, and one that nothing asks for is none."""
+    inputs = make_inputs(machine=node(), train={"kl_coef": 0.0, "minibatches": 1})
+    taught = replace(inputs, teacher=inputs.shape)
+    asked = [replace(one, needs=frozenset({need})) for one in (inputs, taught)]
+    seconds = []
+    for one in (inputs, taught, *asked):
+        found = step_time(estimate(one), AUDIT)
+        assert isinstance(found, StepTime)
+        seconds.append(found.phases[LOGPROBS])
+    assert seconds[:2] == [0.0, 0.0] and seconds[2] == pytest.approx(seconds[3]) and seconds[2] > 1
+
+
 def test_rollouts_that_run_ahead_hide_behind_the_update(estimated: Estimated) -> None:
     beside = {"colocate": False, "policy_workers": 4, "rollout_workers": 4}
     found = estimated(cluster=beside, train={"staleness": 1})

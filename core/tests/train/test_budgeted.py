@@ -12,7 +12,7 @@ import pytest
 
 from ramet import Grant, Rollout, StepView, per_rollout
 from ramet.config.compose import compose
-from ramet.errors import ConfigErrors
+from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.record import read_records, record_line
@@ -189,6 +189,7 @@ def test_seconds_are_seen_where_a_run_may_differ(train: Callable[..., Path]) -> 
         (["train.budget=contrast-per-second"], "reads clocks, so run.deterministic=true excludes it"),
         (["train.budget_tasks=4"], "read only with a step budget"),
         (["train.budget=random", "train.budget_tasks=1"], "at least train.tasks_per_step=2"),
+        (["train.budget=random", "train.budget_tasks=99"], r"train\.budget_tasks=99: the data set has \d+ tasks"),
         (["train.budget=contrast", "rollout.group_size=2"], "raise it to 3 or more"),
         (
             ["train.budget=contrast", "branch_policy=random", "branch_policy.params.initial_rollouts=3"],
@@ -199,5 +200,5 @@ def test_seconds_are_seen_where_a_run_may_differ(train: Callable[..., Path]) -> 
 def test_what_a_budget_cannot_be_combined_with_is_refused_before_the_start(
     train: Callable[..., Path], options: list[str], problem: str
 ) -> None:
-    with pytest.raises(ConfigErrors, match=problem):
+    with pytest.raises(ConfigError, match=problem):
         train("refused", *options)

@@ -84,19 +84,21 @@ def test_an_arm_that_called_nothing_has_no_quality() -> None:
 
 @pytest.mark.slow
 def test_a_smoke_run_writes_the_leaderboard_and_runs_nothing_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("torch", "ramet_rewards"):
         pytest.importorskip(module, reason="ramet-benchmarks[branching] is not installed")
-    command = ["branching", "tree_grpo", "--smoke", "--seeds", "1", "--work", str(tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/bench_branching_smoke"  # apart from what measures
+    command = ["branching", "tree_grpo", "--smoke", "--seeds", "1"]
     assert bench(command) == 0
     assert len(re.findall("^hops seed 1 ", capsys.readouterr().out, re.MULTILINE)) == 4
     assert bench(command) == 0
     assert "hops seed 1 " not in capsys.readouterr().out
-    runs = json.loads((tmp_path / "leaderboard.json").read_text())["runs"]
+    runs = json.loads((folder / "leaderboard.json").read_text())["runs"]
     assert [run["arm"] for run in runs] == ["none", "none6", "random", "tree_grpo"]
     assert [run["per_step"]["rollout/rollouts"] for run in runs] == [[16, 16], [12, 12], [16, 16], [16, 16]]
-    assert (tmp_path / "leaderboard.md").read_text().count("(control)") == 3
-    assert (tmp_path / "hops.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "leaderboard.md").read_text().count("(control)") == 3
+    assert (folder / "hops.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="is of another setting"):
         bench([*command, "--steps", "3"])

@@ -85,17 +85,18 @@ def step_time(plan: MemoryPlan | str, expected: Expected) -> StepTime | str:
 
 
 def _passes(plan: MemoryPlan, update: UpdateTime, critic: UpdateTime | None) -> dict[str, float]:
-    """Seconds of the policy, the reference and the critic, as `policy.rank` calls them."""
-    train = plan.inputs.config.train
+    """Seconds of the policy, the reference, the teacher and the critic, as `policy.rank` calls them."""
+    train, needs, teacher = plan.inputs.config.train, plan.inputs.needs, plan.inputs.teacher
     several = train.epochs * train.minibatches > 1
-    early = train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1_REWARD
+    in_reward = train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1_REWARD
+    early = in_reward or Need.OLD_LOGPROBS in needs
     old = train.old_logprobs is OldLogprobs.TRAINER and (several or early)
-    reference = train.kl_coef > 0 or Need.REFERENCE in plan.inputs.needs
-    rescored = Need.RESCORED in plan.inputs.needs and plan.inputs.teacher is None
-    passes = old + reference + rescored
+    reference = train.kl_coef > 0 or Need.REFERENCE in needs
+    scored = len(needs & {Need.RESCORED, Need.PROBED})
+    passes = old + reference + (scored if teacher is None else 0)
     before = passes * update.forward() if passes else 0.0
-    if plan.inputs.teacher is not None:
-        before += replace(update, model=replace(update.model, shape=plan.inputs.teacher)).forward()
+    if scored and teacher is not None:
+        before += scored * replace(update, model=replace(update.model, shape=teacher)).forward()
     seconds = update.update()
     if critic is not None:
         before, seconds = before + critic.forward(), seconds + critic.update()

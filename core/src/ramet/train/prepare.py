@@ -239,7 +239,9 @@ def _within_difficulty(data: DataConfig, tasks: list[Task]) -> list[Task]:
 
 def make_sampler(config: Config, tasks: Sequence[Task]) -> Sampler:
     """The order in which a run trains on these tasks. Raises `ConfigErrors`."""
-    data = config.data
+    data, drawn = config.data, config.train.budget_tasks
+    if drawn is not None and drawn > len(tasks):
+        raise ConfigError(f"train.budget_tasks={drawn}: the data set has {len(tasks)} tasks; allowed: at most as many")
     column = Columns.of(data.columns).difficulty if data.order is Order.CURRICULUM else None
     return Sampler(
         len(tasks),

@@ -35,3 +35,7 @@ def test_a_group_without_a_right_answer_has_no_advantage(advantage_batch: Batch)
 
 def test_scores_below_zero_keep_the_order(advantage_batch: Batch) -> None:
     assert advantages(advantage_batch([-3.0, -1.0], [0, 0])) == pytest.approx([-0.5, 0.5])
+
+
+def test_a_rollout_without_others_has_its_score(advantage_batch: Batch) -> None:
+    assert advantages(advantage_batch([0.5, 1.0, 0.0], [0, 1, 1])) == pytest.approx([0.5, 1.0, -1.0])

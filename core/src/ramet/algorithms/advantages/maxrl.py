@@ -31,6 +31,6 @@ class MaxRl:
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)
         group = group_statistics(scores, batch.group_ids)
-        size = group_statistics(scores.abs(), batch.group_ids).mean
+        size = group_statistics(scores.abs(), batch.group_ids).mean.where(group.size > 1, 1.0)
         advantage = (scores - group.mean) / (size + self.config.eps)
         return AdvantageOutput(advantages=over_tokens(advantage, batch.mask), metrics=without_spread(group))

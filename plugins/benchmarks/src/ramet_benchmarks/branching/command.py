@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ramet import ConfigError
 
 TASKS = ("hops", "sums")
+WORK, SMOKE_WORK = Path("runs/bench_branching"), Path("runs/bench_branching_smoke")
 NEEDED = {"torch": "ramet[train]", "ramet_rewards": "ramet-rewards"}
 SMOKE: dict[str, Any] = {"tasks": 2, "tested": 4, "validated": 4, "steps": 2, "every": 2}
 EPILOG = """
@@ -34,6 +35,7 @@ class BenchArguments(argparse.ArgumentParser):
 def bench(arguments: Sequence[str]) -> int:
     """measure branch policies at equal tool calls and tokens, against controls"""
     options = _parser().parse_args(arguments)
+    options.work = options.work or (SMOKE_WORK if options.smoke else WORK)
     if absent := [package for module, package in NEEDED.items() if find_spec(module) is None]:
         raise ConfigError(
             f"ramet bench branching needs {' and '.join(absent)}: pip install 'ramet-benchmarks[branching]'"
@@ -60,10 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--steps", type=_positive, help="training steps of an arm (default: 18)")
     add.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of SFT and of all arms")
     add.add_argument(
-        "--work",
-        type=Path,
-        default=Path("runs/bench_branching"),
-        help="folder of runs and results (default: %(default)s)",
+        "--work", type=Path, help=f"folder of runs and results (default: {WORK}, with --smoke {SMOKE_WORK})"
     )
     add.add_argument("--smoke", action="store_true", help="tiny numbers: tries every stage, measures nothing")
     return parser
