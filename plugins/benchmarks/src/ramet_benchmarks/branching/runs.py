@@ -119,7 +119,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 def train(folder: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int) -> dict[str, Any]:
     """Train from the seed's checkpoint, measure, and return all numbers. What an interrupted run left is removed."""
-    shutil.rmtree(folder / arm, ignore_errors=True)
+    run = folder / f"arm_{arm}"  # no name of a policy is that of data or a phase of SFT
+    shutil.rmtree(run, ignore_errors=True)
     overrides = train_overrides(kind, folder, arm, keys, seed)
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
     training.run(compose(overrides, job="train"))
@@ -129,11 +130,11 @@ def train(folder: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int
         "device": f"{device}, torch {torch.__version__}",
         "kind": kind.name, "arm": arm, "keys": list(keys), "seed": seed, "steps": kind.setting.steps, "load": load,
         "wall_s": round(wall, 2), "cpu_s": round(cpu, 2),
-        **curves(folder / arm),
-        **measure([*overrides, f"model.path={folder / arm / 'model'}"], folder / "data/test.jsonl"),
+        **curves(run),
+        **measure([*overrides, f"model.path={run / 'model'}"], folder / "data/test.jsonl"),
     }  # fmt: skip
     for left in ("checkpoints", "model"):
-        shutil.rmtree(folder / arm / left)
+        shutil.rmtree(run / left)
     return numbers
 
 
@@ -200,7 +201,7 @@ def train_overrides(kind: TaskKind, folder: Path, arm: str, keys: Sequence[str],
     return [
         f"model.path={folder / setting.phases[-1].name / 'model'}", f"data.train=[{folder / 'data/train.jsonl'}]",
         f"data.valid=[{folder / 'data/valid.jsonl'}]", f"data.max_prompt_tokens={kind.max_prompt_tokens}",
-        f"run.root={folder}", f"run.name={arm}", f"run.seed={seed}",
+        f"run.root={folder}", f"run.name=arm_{arm}", f"run.seed={seed}",
         "rollout_step.system_prompt=never", kind.tool, f"rewards=[{kind.reward}]",
         f"rollout.group_size={GROUP}", "rollout.max_turns=8", "rollout.max_tool_calls=6",
         f"rollout.max_response_tokens={kind.max_response_tokens}", f"rollout.max_concurrent={rollouts}",
