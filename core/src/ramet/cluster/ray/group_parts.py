@@ -111,7 +111,7 @@ class GroupParts:
         groups: Sequence[tuple[_Played | None, GroupToLearn]],
     ) -> LearnedPart:
         if worker is not None:
-            sent = [_to_learn(played, group) for played, group in groups if played is not None]
+            sent = [to_learn(played.place, group) for played, group in groups if played is not None]
             try:
                 return await worker.call(self._timeout_s, RolloutActor.learn_groups, sent)
             except InfraError as error:  # it is lost or stuck
@@ -151,7 +151,11 @@ class GroupParts:
 
     async def _write_part(self, path: Path, worker: RayWorker | None, groups: Sequence[_Recorded]) -> None:
         if worker is not None:
-            sent = [_to_record(group.played, group) for group in groups if group.played is not None]
+            sent = [
+                to_record(group.played.place, group.record, made=group.learned is not None)
+                for group in groups
+                if group.played is not None
+            ]
             try:
                 elsewhere = await worker.call(self._timeout_s, RolloutActor.write_part, path, sent)
                 if elsewhere is not None:
@@ -182,17 +186,18 @@ def _scores(group: ScoredGroup) -> dict[str, RolloutScore]:
     return {scored.rollout.id: score_of(scored) for scored in group.rollouts}
 
 
-def _to_learn(played: _Played, group: GroupToLearn) -> PartToLearn:
-    return PartToLearn(place=played.place, number=group.number, scores=_scores(group.group), greedy=group.greedy)
+def to_learn(place: Place, group: GroupToLearn) -> PartToLearn:
+    """Return what the worker is sent that has the group."""
+    return PartToLearn(place=place, number=group.number, scores=_scores(group.group), greedy=group.greedy)
 
 
-def _to_record(played: _Played, group: _Recorded) -> PartGroup:
-    record = group.record
+def to_record(place: Place, record: GroupRecord, *, made: bool) -> PartGroup:
+    """Return what the worker is sent that has the group. `made`: it has made the advantages."""
     return PartGroup(
-        place=played.place,
+        place=place,
         step=record.step,
         scores=_scores(record.group),
-        advantages=record.advantages if group.learned is None else None,
+        advantages=None if made else record.advantages,
         number=record.number,
         greedy=record.greedy,
     )
