@@ -96,9 +96,10 @@ class PlayedGroups:
 
     def write(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
         """Write a part and forget its groups, which the driver has too. Returns the file from which the driver must
-        fetch it, if this node does not see the folder of `path`.
+        fetch it, if this node does not see the folder of `path`. Raises `InfraError` without a group's advantages.
         """
-        records = [self._record(part) for part in parts]
+        played = [(part, self._groups.pop(part.place), self._advantages.pop(part.place, None)) for part in parts]
+        records = [_record(part, group, made) for part, group, made in played]
         if path.parent.is_dir():
             write_records(path, records)
             return None
@@ -110,19 +111,19 @@ class PlayedGroups:
             raise
         return folder / path.name
 
-    def _record(self, part: PartGroup) -> GroupRecord:
-        """Return a group's record, and forget the group. Raises `InfraError` if its advantages are not here."""
-        group, made = self._groups.pop(part.place), self._advantages.pop(part.place, None)
-        advantages = made if part.advantages is None else part.advantages
-        if advantages is None:
-            raise InfraError("this worker did not make the advantages of a group")
-        return GroupRecord(
-            step=part.step,
-            group=_scored(group, part.scores),
-            advantages=advantages,
-            number=part.number,
-            greedy=part.greedy,
-        )
+
+def _record(part: PartGroup, group: Group, made: Mapping[str, array[float]] | None) -> GroupRecord:
+    """Return a group's record. `made`: the advantages that this worker has made. Raises `InfraError` without any."""
+    advantages = made if part.advantages is None else part.advantages
+    if advantages is None:
+        raise InfraError("this worker did not make the advantages of a group")
+    return GroupRecord(
+        step=part.step,
+        group=_scored(group, part.scores),
+        advantages=advantages,
+        number=part.number,
+        greedy=part.greedy,
+    )
 
 
 def _scored(group: Group, scores: Mapping[str, RolloutScore]) -> ScoredGroup:
