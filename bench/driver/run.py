@@ -1,7 +1,8 @@
 """What a training step costs its driver, in seconds and memory, as rollouts grow: groups, rows, advantages, what ranks
 read, the record.
 
-    python bench/driver/run.py [--sizes 4096x4096,4096x16384,64x131072,128x131072,256x131072] [--repeats 1] [--write]
+    python bench/driver/run.py [--sizes 4096x4096,4096x16384,64x131072,128x131072,256x131072]
+        [--sides step,group,workers] [--repeats 1] [--write]
 
 Groups of 16 rollouts with made-up tokens of the stated length, one call of a tool in each. They are made in a process
 of their own, which stands for all rollout workers, and sent to the driver's. `step` is an estimator that is called with
@@ -115,7 +116,7 @@ def work(driver: Connection, n_rollouts: int, n_tokens: int) -> None:
 def measure(side: str, n_rollouts: int, n_tokens: int, write: bool) -> dict[str, Any]:
     """One step's work in the driver."""
     from ramet.cluster.ray.group_parts import to_learn, to_record
-    from ramet.cluster.ray.played_groups import Place
+    from ramet.cluster.ray.played_groups import GroupPlace
     from ramet.policy.advantages import GroupToLearn, estimate
     from ramet.policy.batching.rows import rows_of
     from ramet.policy.batching.train_batch import TrainBatch
@@ -146,7 +147,7 @@ def measure(side: str, n_rollouts: int, n_tokens: int, write: bool) -> dict[str,
     if side == "workers":
         with part("advantages"):
             asked = [GroupToLearn(number=i, group=group, greedy=None) for i, group in enumerate(groups)]
-            workers.send_bytes(pickle.dumps([to_learn(Place(0, i), group) for i, group in enumerate(asked)]))
+            workers.send_bytes(pickle.dumps([to_learn(GroupPlace(0, i), group) for i, group in enumerate(asked)]))
             assert len(pickle.loads(workers.recv_bytes())) == len(groups)
         elsewhere, advantages = pickle.loads(workers.recv_bytes())
     else:
@@ -165,7 +166,7 @@ def measure(side: str, n_rollouts: int, n_tokens: int, write: bool) -> dict[str,
     with part("record"):
         records = step_records(1, played, batch)
         made = side == "workers"
-        pickle.dumps([to_record(Place(0, i), record, made=made) for i, record in enumerate(records)])
+        pickle.dumps([to_record(GroupPlace(0, i), record, made=made) for i, record in enumerate(records)])
     run = {
         "side": side,
         "rollouts": n_rollouts,
@@ -200,6 +201,7 @@ def peak() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=SIZES, help="ROLLOUTSxTOKENS, …")
+    parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "ROLLOUTS", "TOKENS"), help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="write the record in the driver, too")
@@ -210,14 +212,14 @@ def main() -> None:
         return
     from harness import print_table, write_results
 
-    runs = []
+    runs, sides = [], options.sides.split(",")
     for size in options.sizes.split(","):
         for repeat in range(options.repeats):
-            for side in SIDES if repeat % 2 == 0 else SIDES[::-1]:
+            for side in sides if repeat % 2 == 0 else sides[::-1]:
                 given = [__file__, "--one", side, *size.split("x"), *(["--write"] if options.write else [])]
                 done = subprocess.run([sys.executable, *given], check=True, capture_output=True, text=True)
                 runs.append(json.loads(done.stdout.splitlines()[-1]))
-            assert len({run["advantages"] for run in runs[-len(SIDES) :]}) == 1, f"the sides differ: {size}"
+            assert len({run["advantages"] for run in runs[-len(sides) :]}) == 1, f"the sides differ: {size}"
     print_table(
         ["rollouts x tokens", "side", *(f"{part}, CPU s" for part in PARTS), "all", "peak, GB", "elsewhere, CPU s"],
         [

@@ -40,7 +40,7 @@ from ramet.cluster.ray.played_groups import (
     PartGroup,
     PartLost,
     PartToLearn,
-    Place,
+    GroupPlace,
     PlayedGroups,
     fetched,
     piece,
@@ -429,7 +429,7 @@ def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path
     played.keep(7, [group])
     [record] = scored([group])
     part = PartGroup(
-        place=Place(7, 0), step=3, scores={"0": score_of(record.group.rollouts[0])}, advantages=record.advantages,
+        place=GroupPlace(7, 0), step=3, scores={"0": score_of(record.group.rollouts[0])}, advantages=record.advantages,
         number=10, greedy=(),
     )  # fmt: skip
     elsewhere = played.write(tmp_path / "not here" / "part_000.jsonl.gz", [part])
@@ -443,7 +443,7 @@ def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path
     played.keep(8, [group])
     (tmp_path / "part_001.jsonl.gz").mkdir()  # cannot be replaced by a file
     with pytest.raises(OSError, match="part_001"):
-        played.write(tmp_path / "part_001.jsonl.gz", [replace(part, place=Place(8, 0))])
+        played.write(tmp_path / "part_001.jsonl.gz", [replace(part, place=GroupPlace(8, 0))])
     assert not played._groups, "the driver has them, too"
 
 

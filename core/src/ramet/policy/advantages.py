@@ -1,6 +1,6 @@
 """Advantages: what an estimator is given of a step's rows, and the checks of what it returns.
 
-One that is called by group can be called where the groups were played (`learn_group`).
+An estimator that is called by group can be called by the process that ran the groups (`learn_group`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 from ray import ObjectRef
 
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.played_groups import LearnedPart, PartGroup, PartToLearn, Place
+from ramet.cluster.ray.played_groups import LearnedPart, PartGroup, PartToLearn, GroupPlace
 from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import run_together
 from ramet.errors import InfraError
@@ -38,7 +38,7 @@ class _Played:
     """A group that a worker has, too."""
 
     worker: RayWorker
-    place: Place
+    place: GroupPlace
     group: Group  # so that the identity of its segments stays its own
 
 
@@ -74,7 +74,7 @@ class GroupParts:
         """Note that `worker` has these groups."""
         for index, group in enumerate(groups):
             if (identity := _identity(group.rollouts)) is not None:
-                self._played[identity] = _Played(worker, Place(ticket, index), group)
+                self._played[identity] = _Played(worker, GroupPlace(ticket, index), group)
 
     async def learn(
         self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]
@@ -186,12 +186,12 @@ def _scores(group: ScoredGroup) -> dict[str, RolloutScore]:
     return {scored.rollout.id: score_of(scored) for scored in group.rollouts}
 
 
-def to_learn(place: Place, group: GroupToLearn) -> PartToLearn:
+def to_learn(place: GroupPlace, group: GroupToLearn) -> PartToLearn:
     """Return what the worker is sent that has the group."""
     return PartToLearn(place=place, number=group.number, scores=_scores(group.group), greedy=group.greedy)
 
 
-def to_record(place: Place, record: GroupRecord, *, made: bool) -> PartGroup:
+def to_record(place: GroupPlace, record: GroupRecord, *, made: bool) -> PartGroup:
     """Return what the worker is sent that has the group. `made`: it has made the advantages."""
     return PartGroup(
         place=place,

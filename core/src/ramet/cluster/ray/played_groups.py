@@ -31,8 +31,8 @@ class PartLost(InfraError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker has a group."""
+class GroupPlace:
+    """The place of a group in its worker."""
 
     ticket: int
     index: int  # of the group in its ticket
@@ -42,7 +42,7 @@ class Place:
 class PartToLearn:
     """A `GroupToLearn` without its rollouts, for a worker that has them."""
 
-    place: Place
+    place: GroupPlace
     number: int
     scores: Mapping[str, RolloutScore]  # by rollout
     greedy: float | None
@@ -67,7 +67,7 @@ class LearnedPart:
 class PartGroup:
     """A `GroupRecord` without its rollouts, for a worker that has them."""
 
-    place: Place
+    place: GroupPlace
     step: int
     scores: Mapping[str, RolloutScore]  # by rollout
     advantages: Mapping[str, array[float]] | None  # by rollout; None: the worker has made them
@@ -79,11 +79,11 @@ class PlayedGroups:
     """The worker's side: the groups that it ran and that are not recorded yet."""
 
     def __init__(self) -> None:
-        self._groups: dict[Place, Group] = {}
-        self._advantages: dict[Place, Mapping[str, array[float]]] = {}  # by rollout
+        self._groups: dict[GroupPlace, Group] = {}
+        self._advantages: dict[GroupPlace, Mapping[str, array[float]]] = {}  # by rollout
 
     def keep(self, ticket: int, groups: Sequence[Group]) -> None:
-        self._groups |= {Place(ticket, index): group for index, group in enumerate(groups)}
+        self._groups |= {GroupPlace(ticket, index): group for index, group in enumerate(groups)}
 
     def learn(self, estimator: AdvantageEstimator, parts: Sequence[PartToLearn]) -> LearnedPart:
         """Put the rows of these groups into the object store, and keep the advantages for the record. Raises as

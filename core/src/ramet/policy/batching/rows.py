@@ -115,7 +115,7 @@ class TokenVersions:
 
     @classmethod
     def of_parts(cls, parts: Iterable[TokenVersions]) -> TokenVersions:
-        """Return those of all parts together."""
+        """Return the versions of all parts together."""
         trained = [part for part in parts if part.n]
         return cls(
             n=sum(part.n for part in trained),
