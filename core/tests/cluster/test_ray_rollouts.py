@@ -36,11 +36,11 @@ from ramet.cluster.ray.actor_base import SAVE, Actor, in_group
 from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.played_groups import (
+    GroupPlace,
     LearnedPart,
     PartGroup,
     PartLost,
     PartToLearn,
-    GroupPlace,
     PlayedGroups,
     fetched,
     piece,

@@ -17,7 +17,7 @@ from pathlib import Path
 from ray import ObjectRef
 
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.played_groups import LearnedPart, PartGroup, PartToLearn, GroupPlace
+from ramet.cluster.ray.played_groups import GroupPlace, LearnedPart, PartGroup, PartToLearn
 from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import run_together
 from ramet.errors import InfraError
