@@ -37,7 +37,7 @@ class GroupToLearn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedGroup:
-    """What a step reports of a group whose rows have their advantages."""
+    """The report of a group whose rows have their advantages."""
 
     n_rows: int
     versions: TokenVersions
