@@ -27,6 +27,7 @@ pytest.importorskip("ray")
 
 import ray
 from ray import cloudpickle
+from ray._private.internal_api import free
 
 from ramet.algorithms.advantages.config import GrpoConfig
 from ramet.algorithms.advantages.grpo import Grpo
@@ -396,7 +397,7 @@ def test_rows_that_are_lost_with_a_worker_are_made_by_the_driver(shared, caplog)
         records = [rewarded(group, i) for i, group in enumerate(await rollouts.run(request))]
         groups = [GroupToLearn(number=i, group=one.group, greedy=None) for i, one in enumerate(records)]
         lost = [ray.put([np.zeros(1 << 18)])]
-        ray._private.internal_api.free(lost)  # what the loss of a node does to its objects
+        free(lost)  # what the loss of a node does to its objects
         await asyncio.sleep(1)  # until the object store has heard of it
         with pytest.raises(PartLost, match="ObjectFreedError"):
             await asyncio.to_thread(fetched, lost)
