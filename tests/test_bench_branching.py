@@ -21,7 +21,9 @@ SMALL = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 from dataclasses import asdict, replace
-import run, runs, tasks
+import run, tasks
+from ramet import ConfigError
+from ramet_benchmarks.branching.runs import train_overrides
 hops = tasks.KINDS["hops"]
 tasks.KINDS["hops"] = replace(hops, setting=replace(hops.setting, tasks=2, tested=4, validated=4))
 run.main()
@@ -29,14 +31,14 @@ run.main()
 sys.argv += ["--sft", "64", "32"]
 try:
     run.main()
-except SystemExit as refused:
+except ConfigError as refused:
     print(str(refused).splitlines()[0])
 
 from pathlib import Path
 from ramet.config.compose import compose
 
 def composed(arm):
-    overrides = runs._train_overrides(hops, Path("seed1"), arm, 1)
+    overrides = train_overrides(hops, Path("seed1"), arm, run.ARMS[arm], 1)
     return {**asdict(compose(overrides, job="train").config), "run": None}
 
 none = composed("none")
@@ -155,8 +157,18 @@ def test_a_page_has_the_tables_that_the_report_makes_of_its_stored_numbers(name:
     assert text.count("\n\n") == len(re.findall(r"^```\n(sums|hops): ", page, re.MULTILINE)) >= 6
 
 
+def test_the_leaderboard_has_the_tables_of_the_stored_numbers(tmp_path: Path) -> None:
+    page = (BENCH.parents[1] / "docs/leaderboard.md").read_text()
+    (tmp_path / "page.md").write_text(page)
+    call(str(BENCH / "board.py"), "--page", str(tmp_path / "page.md"))
+    assert (tmp_path / "page.md").read_text() == page
+    assert re.findall(r"^\| (\S+).*0\.026 ± 0\.013", page, re.MULTILINE) == ["arpo"]  # as in the experiment's table
+
+
 def test_holm_corrects_a_family_in_rising_order() -> None:
-    names = "from compare import holm; print(holm({'a': 0.01, 'b': 0.04, 'c': 0.03, 'd': 0.5}))"
+    names = (
+        "from ramet_benchmarks.branching.compare import holm; print(holm({'a': 0.01, 'b': 0.04, 'c': 0.03, 'd': 0.5}))"
+    )
     found = call("-c", f"import sys; sys.path.insert(0, {str(BENCH)!r}); {names}")
     assert eval(found) == {"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5}
 

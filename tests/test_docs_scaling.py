@@ -14,11 +14,14 @@ import pytest
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.engines.config import VllmEngineConfig
+from ramet.planning.drawn import Expected
 from ramet.planning.memory import Inputs, estimate
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.memory_sft import plan_sft_memory
 from ramet.planning.model_shape import read_shape
 from ramet.planning.placement import machine_of
+from ramet.planning.step_time import UPDATE, StepTime, step_time
+from ramet.planning.time_report import time_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
@@ -34,6 +37,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "arpo_qwen3_14b_deepsearch": {
         "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 5120, "intermediate_size": 17408, "head_dim": 128,
         "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "tie_word_embeddings": False,
+    },
+    "arpo_qwen3_32b_reasoning": {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 5120, "intermediate_size": 25600, "head_dim": 128,
+        "num_hidden_layers": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 
@@ -58,7 +65,12 @@ def test_a_command_of_the_page_composes(command: str, monkeypatch: pytest.Monkey
     _, job, *words = shlex.split(command)
     overrides = [word for word in words if "=" in word]
     flags = [word for word in words if "=" not in word]
-    assert flags in ([], ["--dry-run", "--on", "8x80GiB"], ["--replay", "runs/first"])
+    assert flags in (
+        [],
+        ["--dry-run", "--on", "8x80GiB"],
+        ["--dry-run", "--on", "8x8xH100"],
+        ["--replay", "runs/first"],
+    )
     own = ["model.path=m"] if "--replay" in flags else []  # a replay has the keys of its run
     assert compose([*own, *overrides], job=job).job == job
 
@@ -74,20 +86,58 @@ def test_the_keys_and_options_of_the_table_exist() -> None:
     assert set(re.findall(r"`engine\.params\.(\w+)", PAGE)) <= options
 
 
+def inputs_of(what: str, folder: Path, gpu: str) -> Inputs:
+    """Of a plan that begins with `plan` or `time`: a recipe with changes, or `long`, the page's command of that run."""
+    _, experiment, *overrides = what.split()
+    if experiment == "long":
+        (command,) = [shlex.split(line)[2:] for line in commands() if "run.name=long" in line]
+        overrides = [word for word in command if "=" in word and not word.startswith(("experiment=", "model.path="))]
+        experiment = next(word for word in command if word.startswith("experiment=")).removeprefix("experiment=")
+    (folder / "config.json").write_text(json.dumps(MODELS[experiment]))
+    config = compose([f"experiment={experiment}", f"model.path={folder}", *overrides], job="train").config
+    nodes = "8x" if config.cluster.policy_workers == 64 else ""
+    machine = machine_of(config, f"{nodes}8x{gpu}")
+    return Inputs(config=config, shape=read_shape(config.model), machine=machine)
+
+
 @pytest.mark.parametrize(("what", "shown"), [(what, text) for what, text in BLOCKS if what.startswith("plan ")])
 def test_a_plan_of_the_page_is_the_one_of_the_code(
     what: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     _, experiment, *overrides = what.split()
-    (tmp_path / "config.json").write_text(json.dumps(MODELS[experiment]))
     if experiment == "sft":
+        (tmp_path / "config.json").write_text(json.dumps(MODELS[experiment]))
         assert shown.splitlines() == planned_sft(tmp_path, overrides)
         return
-    config = compose([f"experiment={experiment}", f"model.path={tmp_path}", *overrides], job="train").config
-    plan = estimate(Inputs(config=config, shape=read_shape(config.model), machine=machine_of(config, "8x80GiB")))
+    plan = estimate(inputs_of(what, tmp_path, "80GiB"))
     refused = [f"error: {problem}" for problem in check_memory(plan)]
     assert shown.splitlines() == (refused or [str(plan.placement), *table(plan)])
+
+
+@pytest.mark.parametrize(("what", "shown"), [(what, text) for what, text in BLOCKS if what.startswith("time ")])
+def test_the_seconds_of_the_page_are_those_of_the_code(
+    what: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    found = step_time(estimate(inputs_of(what, tmp_path, "H100")), Expected())
+    assert isinstance(found, StepTime)
+    assert shown.splitlines() == time_table(found, Expected())
+    if what == "time long":
+        exchanged = found.update.update() - found.update.update(exchanges=False)
+        assert f"{exchanged:.1f} of the {found.phases[UPDATE]:.0f} s of the update" in " ".join(PAGE.split())
+
+
+def test_what_the_walk_of_32b_found_is_what_the_page_says() -> None:
+    (walked,) = json.loads((ROOT / "bench" / "results" / "walk.json").read_text())["runs"]
+    page = " ".join(PAGE.split())
+    assert (walked["blocks"], walked["ranks"], walked["replicas"]) == (64, 64, 4)
+    assert walked["held"] == walked["planned"] and walked["checkpoint"] == walked["planned_checkpoint"]
+    assert f"is {walked['peak'] / 2**30:.1f} GiB, where this plan has {walked['planned_peak'] / 2**30:.1f}" in page
+    assert f"{walked['planned_peak'] / walked['peak'] - 1:.1%}".replace("%", " % more") in page
+    assert f"in {walked['chunks']} chunks of up to {walked['largest_chunk'] / 1e9:.1f} GB" in page
+    assert f"a rank holds {walked['sending'] / 2**30:.1f} GiB" in page
+    assert f"checkpoint ({walked['checkpoint'] / 1e9:.0f} GB)" in page
 
 
 def planned_sft(model: Path, overrides: list[str]) -> list[str]:

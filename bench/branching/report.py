@@ -22,7 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from compare import (
+from forks import CHANGES
+from harness import RESULTS, table_text
+
+from ramet_benchmarks.branching.compare import (
     COSTS,
     Interval,
     Run,
@@ -40,9 +43,7 @@ from compare import (
     spent_until,
     total,
 )
-from figures import CONTROL, Arms, plot_curves, plot_steps
-from forks import CHANGES
-from harness import RESULTS, table_text
+from ramet_benchmarks.branching.figures import CONTROL, Arms, plot_curves, plot_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "branching_equal_calls"

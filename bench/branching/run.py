@@ -5,24 +5,23 @@
     python bench/branching/run.py --collect
     python bench/branching/report.py
 
-Two kinds of task for a tiny model (hops.py, sums.py) and one for a real one (people.py, bench "branching_real"); all
-arms of a seed have the same checkpoint, tasks and budget of rollouts. What is finished is kept in `--work` and skipped,
-so the same command again continues where it was; a run that was interrupted begins again, and a seed of another setting
-is refused. Several processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
-`bench/results/`, from which `report.py` makes tables and plots; it needs the same options. All arms of a seed come
-before the next seed, so what is finished at any time compares them within seeds.
+Two kinds of task for a tiny model (hops, sums: those of `ramet bench branching`, whose code this bench runs) and one
+for a real one (people.py, bench "branching_real"); all arms of a seed have the same checkpoint, tasks and budget of
+rollouts. What is finished is kept in `--work` and skipped, so the same command again continues where it was; a run that
+was interrupted begins again, and a seed of another setting is refused. Several processes at once share the work: each
+takes what nobody runs. `--collect` gathers all numbers in `bench/results/`, from which `report.py` makes tables and
+plots; it needs the same options. All arms of a seed come before the next seed, so what is finished at any time compares
+them within seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from forks import fork_numbers
 from harness import commit, write_results
-from runs import ARMS, KEPT, check_setting, prepare, train, write_json
-from settings import GROUP, ROOT
+from settings import ROOT
 from tasks import KINDS, TaskKind
+
+from ramet_benchmarks.branching.runs import KEPT, check_setting, run
+from ramet_benchmarks.branching.settings import GROUP
+
+ARMS = {
+    "none": ["algorithm=grpo"],
+    "none6": ["algorithm=grpo", "rollout.group_size=6"],  # as many tool calls as the arms with forks
+    "random": ["algorithm=grpo", "branch_policy=random"],
+    "shuffled": ["algorithm=grpo", "branch_policy=shuffled", "branch_policy.params.policy=arpo"],
+    "arpo": ["algorithm=grpo", "branch_policy=arpo"],
+    "arpo_tau": ["algorithm=grpo", "branch_policy=arpo", "branch_policy.params.tau=0.52"],
+    "aepo": ["algorithm=aepo"],
+    "arpo_release": ["algorithm=arpo_release"],
+    "aepo_release": ["algorithm=aepo_release"],
+    "value_guided": ["algorithm=grpo", "branch_policy=value_guided"],
+}
 
 COMPARED = {
     "sums": ("none", "none6", "random", "shuffled", "arpo", "aepo"),
@@ -54,37 +68,7 @@ def main() -> None:
     for offset in range(max(kind.setting.seeds for kind in kinds)):
         for kind in (one for one in kinds if offset < one.setting.seeds):
             for arm in options.arms or COMPARED[kind.name]:
-                run(options.work, kind, arm, kind.setting.first + offset)
-
-
-def run(work: Path, kind: TaskKind, arm: str, seed: int) -> None:
-    """Unless it is finished, or another process runs it."""
-    done = work / kind.name / f"seed{seed}" / f"{arm}.json"
-    with locked(work / f"{kind.name}-{seed}-{arm}.lock", wait=False) as ours:
-        if not ours:
-            return
-        if done.is_file():
-            check_setting(done.parent, kind)
-            return
-        with locked(work / f"{kind.name}-{seed}.lock", wait=True):
-            folder = prepare(work, kind, seed)
-        numbers = {"commit": commit(), **train(folder, kind, arm, seed)}
-        write_json(done, numbers)
-    accuracy = f"greedy {numbers['greedy']:.3f}, sampled {numbers['sampled']:.3f}"
-    print(f"{kind.name} seed {seed} {arm}: {accuracy}, {numbers['wall_s']:.0f} s", flush=True)
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Whether the lock is ours; it ends with the block, or with this process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+                run(options.work, kind, arm, ARMS[arm], kind.setting.first + offset, {"commit": commit()})
 
 
 def collect(work: Path, name: str, kinds: Sequence[TaskKind]) -> Path:

@@ -17,7 +17,7 @@ import pytest
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 
 ROOT = Path(__file__).parents[2]
-AREAS = "reward|source|group|rollout|step|tool|engine|train|advantage|critic|time|valid|eval|sft"
+AREAS = "reward|source|group|budget|rollout|step|tool|engine|train|advantage|critic|time|valid|eval|sft"
 NAME = re.compile(rf"(?:{AREAS})/[\w@/{{}}]*[\w}}]")
 HOLE = "{}"  # where an f-string has a value
 OPEN = (

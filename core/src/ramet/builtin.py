@@ -6,13 +6,23 @@ from typing import Any
 
 from ramet.algorithms.advantages.config import (
     GaeConfig,
+    GdpoConfig,
     GigpoConfig,
     GrpoConfig,
     GrpoPasskConfig,
+    MaxRlConfig,
     ReinforcePpConfig,
     TreeGrpoConfig,
 )
-from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, GspoConfig, PpoClipConfig, SapoConfig
+from ramet.algorithms.losses.config import (
+    CispoConfig,
+    DppoConfig,
+    GmpoConfig,
+    GspoConfig,
+    M2poConfig,
+    PpoClipConfig,
+    SapoConfig,
+)
 from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngineConfig
 from ramet.plugins.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
@@ -67,6 +77,8 @@ def register_advantages(register: Register[AdvantageEstimator]) -> None:
     register("reinforce_pp", "ramet.algorithms.advantages.reinforce_pp:ReinforcePp", config=ReinforcePpConfig)
     register("reinforce_pp_baseline", "ramet.algorithms.advantages.reinforce_pp:ReinforcePpBaseline")
     register("grpo_passk", "ramet.algorithms.advantages.grpo_passk:GrpoPassk", config=GrpoPasskConfig)
+    register("gdpo", "ramet.algorithms.advantages.gdpo:Gdpo", config=GdpoConfig)
+    register("maxrl", "ramet.algorithms.advantages.maxrl:MaxRl", config=MaxRlConfig)
     register("gigpo", "ramet.algorithms.advantages.gigpo:Gigpo", config=GigpoConfig)
     register("tree_grpo", "ramet.algorithms.advantages.tree_grpo:TreeGrpo", config=TreeGrpoConfig)
     register("treerl", "ramet.algorithms.advantages.treerl:TreeRl")
@@ -80,6 +92,7 @@ def register_policy_losses(register: Register[PolicyLoss]) -> None:
     register("sapo", "ramet.algorithms.losses.sapo:Sapo", config=SapoConfig)
     register("gmpo", "ramet.algorithms.losses.gmpo:Gmpo", config=GmpoConfig)
     register("dppo", "ramet.algorithms.losses.dppo:Dppo", config=DppoConfig)
+    register("m2po", "ramet.algorithms.losses.m2po:M2po", config=M2poConfig)
 
 
 @hookimpl

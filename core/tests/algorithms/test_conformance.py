@@ -16,6 +16,7 @@ ADVANTAGES: dict[str, list[dict[str, Any]]] = {
     "grpo_passk": [{"normalize_std": False}],
     "gae": [{"gamma": 0.99, "lam": 0.95, "whiten": False}, {"gamma": 0.9, "skip_inserted": False}],
     "reinforce_pp": [{"gamma": 0.9}, {"gamma": 0.9, "skip_inserted": False}],
+    "gdpo": [{"batch_std": False, "weights": {"correct": 1.0, "format": 0.5}}],
     "gigpo": [{"normalize_std": False, "gamma": 0.5}],
     "tree_grpo": [{"intra": False}, {"inter": False}],
 }

@@ -68,6 +68,9 @@ def test_a_plan_of_a_recipe_needs_config_json_alone(folders: Path, capsys: pytes
     assert "estimated, seconds of a step on 1xRTX4090; no run was measured (docs/plan.md)" in capsys.readouterr().out
     assert main(["recipes", "one", "--on", "1x300MiB"]) == 1
     assert capsys.readouterr().err.startswith("error: memory: cuda 0 (policy and engine) would need ")
+    (folders / "elsewhere/config.json").write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 2, **sizes}))
+    assert main(["recipes", "one", "--on", "1x24GiB"]) == 1
+    assert "error: model.path: the model (qwen3_moe) is a mixture of experts, and those" in capsys.readouterr().err
     assert main(["recipes", "--on", "1x24GiB"]) == 1
     assert capsys.readouterr().err == "error: --on 1x24GiB: plans one recipe; give its NAME\n"
 

@@ -54,15 +54,37 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.policy.advantages import GroupToLearn, learn_group, recorded_advantages
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.rollout.plan import RolloutPlan, RolloutRequest
+from ramet.rollout.plan import GrantedGroup, RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import INDEX, GroupRecord, read_records, record_line
 from ramet.rollout.record_files import recorded_files
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, score_of
-from ramet.types import AdvantageEstimator, Group, Origin, Rollout, Segment, SegmentKind, StopReason, Task
+from ramet.types import (
+    AdvantageEstimator,
+    AdvantageInputs,
+    AdvantageOutput,
+    Group,
+    Origin,
+    Rollout,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 PLAN = RolloutPlan(group_size=4)
+
+
+class Weighed(Grpo):
+    """An estimator that reads the weight of the reward `r`."""
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        output = super().__call__(batch)
+        return replace(output, advantages=output.advantages * batch.reward_weights["r"])
+
+
+ESTIMATOR = cast(AdvantageEstimator, Weighed(GrpoConfig()))
 
 
 class Stub(Actor):
@@ -81,20 +103,22 @@ class Stub(Actor):
         tasks, names, stored = request.tasks, request.task_names(), request.stored
         if len(tasks) > 1:
             (self.folder / f"share.{'+'.join(names)}").touch()
-        groups = [await self._group(task, name, stored.get(task.id)) for task, name in zip(tasks, names, strict=True)]
+        granted = request.granted or [GrantedGroup(n=size) for size in request.sizes(4)]
+        each = zip(tasks, names, granted, strict=True)
+        groups = [await self._group(task, name, stored.get(task.id), group) for task, name, group in each]
         if request.ticket is not None:
             self.played.keep(request.ticket, groups)
         return groups
 
     @in_group(SAVE)
     def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:
-        return self.played.learn(cast(AdvantageEstimator, Grpo(GrpoConfig())), groups)
+        return self.played.learn(ESTIMATOR, groups)
 
     @in_group(SAVE)
     def write_part(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
         return self.played.write(path, parts)
 
-    async def _group(self, task: Task, name: str, stored: GroupRecord | None) -> Group:
+    async def _group(self, task: Task, name: str, stored: GroupRecord | None, granted: GrantedGroup) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
         first = not any(self.folder.glob(f"{name}.*"))
         began.touch()
@@ -112,7 +136,8 @@ class Stub(Actor):
             logprobs=array("f", [-1.0, -2.0, -3.0]), policy_version=self.version,
         )  # fmt: skip
         rollout = Rollout(id="0", task=task, segments=(prompt, turn), stop=StopReason.END, stats=stats)
-        return Group(task=task, rollouts=tuple(replace(rollout, id=str(i)) for i in range(4)))
+        roots = range(granted.first_root, granted.first_root + granted.n)
+        return Group(task=task, rollouts=tuple(replace(rollout, id=str(i)) for i in roots))
 
     async def _do(self, what: str, first: bool) -> None:
         if what == "long":
@@ -329,25 +354,28 @@ def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_one_t
 def test_each_worker_makes_the_rows_of_its_groups_and_the_driver_those_of_one_that_is_lost(
     shared, tmp_path, monkeypatch
 ):
-    """As the driver would by itself; the record has the advantages, whichever process made them and writes them."""
-    grpo = cast(AdvantageEstimator, Grpo(GrpoConfig()))
+    """As the driver would by itself; the record has the advantages, whichever process made them and writes them. The
+    groups are a step budget's: several of one task, with roots of other numbers. Rewards have weights.
+    """
     lost, full_disk = WorkerLost("rollout worker 0 is lost"), OSError(errno.ENOSPC, "No space left on device")
 
     async def work(rollouts: RayRollouts) -> None:
+        names = [f"short-a{i % 2}" for i in range(6)]
+        granted = [GrantedGroup(n=3 + i % 2, first_root=4 * (i // 2)) for i in range(6)]
         request = RolloutRequest(
-            tasks=tasks(*(f"short-a{i}" for i in range(6))), step=1, plan=replace(PLAN, recorded=True)
+            tasks=tasks(*names), step=1, plan=replace(PLAN, recorded=True), granted=granted, names=names
         )
         for step, failures in enumerate(({}, {"learn_groups": lost, "write_part": lost}, {"write_part": full_disk}), 1):
             records = [rewarded(group, i) for i, group in enumerate(await rollouts.run(request))]
-            groups = [GroupToLearn(number=i, group=one.group, greedy=None) for i, one in enumerate(records) if i != 3]
+            groups = [to_learn(one, i) for i, one in enumerate(records) if i != 3]
             worker = rollouts.workers.dispatcher.workers[0]
             monkeypatch.setattr(worker, "call", failing(worker.call, failures))
-            batches, learned = await rollouts.parts.learn(grpo, groups)
+            batches, learned = await rollouts.parts.learn(ESTIMATOR, groups)
             await rollouts.recorder(tmp_path / f"step_{step:06d}", records)
             monkeypatch.undo()
             assert len(batches) == 2, "one object for each worker"
             found = sorted((b for part in fetched(batches) for b in part), key=lambda batch: batch.rows[0].group)
-            expected = [learn_group(grpo, group) for group in groups]
+            expected = [learn_group(ESTIMATOR, group) for group in groups]
             assert learned == [report for _, report in expected]
             assert [advantages(batch) for batch in found] == [advantages(batch) for batch, _ in expected]
             of_groups = iter([recorded_advantages(batch) for batch, _ in expected])
@@ -365,6 +393,10 @@ def rewarded(group: Group, number: int) -> GroupRecord:
     return GroupRecord(step=1, group=ScoredGroup(task=group.task, rollouts=tuple(rollouts)), advantages={})
 
 
+def to_learn(record: GroupRecord, number: int) -> GroupToLearn:
+    return GroupToLearn(number=number, group=record.group, greedy=None, reward_weights={"r": 0.5 + number})
+
+
 def failing(call: Callable[..., Any], errors: Mapping[str, Exception]) -> Callable[..., Any]:
     async def failing(timeout_s: float, function: Any, *arguments: Any) -> Any:
         if (error := errors.get(function.__name__)) is not None:
@@ -380,7 +412,6 @@ def advantages(batch: TrainBatch) -> list[tuple[int, str, list[float]]]:
 
 def test_rows_that_are_lost_with_a_worker_are_made_by_the_driver(shared, caplog):
     """Before any rank has begun."""
-    grpo = cast(AdvantageEstimator, Grpo(GrpoConfig()))
 
     class Ranks:
         def __init__(self) -> None:
@@ -397,11 +428,11 @@ def test_rows_that_are_lost_with_a_worker_are_made_by_the_driver(shared, caplog)
     async def work(rollouts: RayRollouts) -> None:
         request = RolloutRequest(tasks=tasks("short-l0", "short-l1"), step=1, plan=replace(PLAN, recorded=True))
         records = [rewarded(group, i) for i, group in enumerate(await rollouts.run(request))]
-        groups = [GroupToLearn(number=i, group=one.group, greedy=None) for i, one in enumerate(records)]
+        groups = [to_learn(one, i) for i, one in enumerate(records)]
         ranks: Any = Ranks()
         backend = RayBackend(rollouts._pool, ranks, rollouts)
-        learned = await backend.learn_groups(grpo, groups, 0.5)
-        expected = [learn_group(grpo, group) for group in groups]
+        learned = await backend.learn_groups(ESTIMATOR, groups, 0.5)
+        expected = [learn_group(ESTIMATOR, group) for group in groups]
         assert learned == [report for _, report in expected]
         assert list(map(advantages, ranks.batches)) == [advantages(batch) for batch, _ in expected]
 
@@ -441,6 +472,15 @@ def test_a_worker_gets_what_is_stored_of_its_task(shared):
         return await rollouts.run(RolloutRequest(tasks=[a, b], step=6, plan=PLAN, stored={"b": record}))
 
     assert stats(shared.do(work), "stored") == [-1.0, 5.0]
+
+
+def test_each_group_has_the_size_that_a_step_budget_granted(shared):
+    async def work(rollouts: RayRollouts) -> list[int]:
+        granted = [GrantedGroup(n=n) for n in (3, 8, 1)]
+        request = RolloutRequest(tasks=tasks("b", "a", "b"), step=1, plan=PLAN, granted=granted, names=["b", "a", "b"])
+        return [len(group.rollouts) for group in await rollouts.run(request)]
+
+    assert shared.do(work) == [3, 8, 1]
 
 
 def test_progress_comes_with_the_answers_to_pings(shared):

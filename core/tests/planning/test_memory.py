@@ -26,7 +26,6 @@ from ramet.planning.memory import (
     CONTEXTS,
     CPU_PROCESS_BYTES,
     EXCHANGE,
-    LOADING,
     PROCESS_BYTES,
     PROCESSES,
     ROLLOUTS,
@@ -233,13 +232,6 @@ def test_what_a_sleeping_engine_keeps_is_beside_the_update(make_inputs: MakeInpu
     assert all(parts[EXCHANGE] == NCCL for parts in device.phases.values())
     eager = ComponentConfig(name="vllm", params=VllmEngineConfig(enforce_eager=True))
     assert estimate(make_inputs(engine=eager)).devices[0].phases[UPDATE][ASLEEP] == WORKSPACES
-
-
-def test_every_rank_loads_a_mixture_of_experts_whole(make_inputs: MakeInputs) -> None:
-    inputs = make_inputs()
-    mixture = replace(inputs, shape=replace(inputs.shape, has_experts=True))
-    ranks, size = inputs.config.cluster.policy_workers, 2 * inputs.shape.n_parameters
-    assert estimate(mixture).host_parts[LOADING] == ranks * size > estimate(inputs).host_parts[ASIDE]
 
 
 def test_only_what_is_exact_refuses_a_model_whose_passes_were_not_traced(make_inputs: MakeInputs) -> None:

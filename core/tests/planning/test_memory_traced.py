@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -23,17 +24,22 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 import ramet.planning.memory_policy
 import ramet.policy.distributed.sharding
+import ramet.policy.distributed.ulysses
 from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import Attention, SharePrefixes
 from ramet.models.varlen import register
+from ramet.planning.drawn import Expected, draw
+from ramet.planning.gpus import GPUS
 from ramet.planning.memory import Inputs
 from ramet.planning.memory_policy import TrainedModel, phases, sharded
 from ramet.planning.model_shape import shape_of
+from ramet.planning.time_update import UpdateTime
 from ramet.policy.batching.packing import MicroBatch, model_cost
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import shared_micro_batch
-from ramet.policy.distributed.ranks import replica_groups
+from ramet.policy.distributed.ranks import replica_groups, sequence_parallel_group
 from ramet.policy.distributed.sharding import add_up_over_replicas, mesh_of_ranks, shard
+from ramet.policy.distributed.ulysses import install_ulysses
 from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import blocks_of, checkpoint_blocks
 from ramet.policy.shared_attention import install_shared_attention
@@ -100,7 +106,10 @@ def traced_peak(
         if batch is not None:
             model.config._attn_implementation = str(inputs.config.model.attention)
             install_shared_attention(model)
-        scorer = LogprobModel(model)
+        shared = sequence_parallel_group(policy.sequence_parallel)
+        if shared is not None:
+            install_ulysses(model, shared)
+        scorer = LogprobModel(model, shared)
         if ranks > 1:
             shard(scorer, blocks_of(model), torch.device("cpu"), compute=torch.bfloat16, replicas=policy.replicas)
         if policy.replicas == 1:
@@ -109,7 +118,7 @@ def traced_peak(
         tracker = FSDPMemTracker(scorer) if ranks > 1 else MemTracker()
         tracker.track_external(scorer)
         with tracker, torch.autocast("cpu", torch.bfloat16, enabled=ranks == 1):
-            batch = batch or one_sequence(policy.max_microbatch_tokens)
+            batch = batch or one_sequence(policy.max_microbatch_tokens * policy.sequence_parallel)
             for last in (False, True) if policy.replicas > 1 else (True,):
                 tracker.reset_mod_stats()  # those of modules: the peak is kept
                 add_up_over_replicas(scorer, last)  # what an earlier micro-batch leaves is no gradient yet
@@ -161,6 +170,38 @@ def test_the_planned_peak_of_a_pass_is_within_five_percent_of_the_traced_one(
         with fake_ranks(ranks, monkeypatch, replicas=inputs.config.policy.replicas):
             traced = traced_peak(config, inputs, monkeypatch)
     assert planned_peak(inputs) == pytest.approx(traced, rel=0.05)
+
+
+def test_131072_tokens_on_eight_ranks_are_planned_with_what_ulysses_exchanges(
+    make_inputs: MakeInputs, model_config: Callable[..., PretrainedConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three blocks of 14B. Bytes in their attentions' exchanges: one forward pass, the one that is made again, one
+    backward pass.
+    """
+    few = {"num_hidden_layers": 3}
+    inputs = make_inputs(
+        "qwen3-14b", prompt=4096, response=126_976, shape=few, cluster={"policy_workers": 8},
+        policy={"activation_checkpointing": True, "max_microbatch_tokens": 16_384, "sequence_parallel": 8,
+                "share_prefixes": SharePrefixes.NEVER},
+    )  # fmt: skip
+    sent: list[int] = []
+    exchange = dist.all_to_all_single
+
+    def counted(received: Tensor, given: Tensor, **named: Any) -> Any:
+        sent.append(given.nbytes * 7 // 8)  # one part of eight stays
+        return exchange(received, given, **named)
+
+    monkeypatch.setattr(dist, "all_to_all_single", counted)
+    monkeypatch.setattr(ramet.policy.distributed.ulysses, "create_masks_for_generate", lambda *_, **__: None)
+    # Where positions of this rank are not known from their values: the first eighth is rank 0's.
+    monkeypatch.setattr(FakeTensor, "nonzero", lambda found: torch.arange(len(found) // 8)[:, None], raising=False)
+    with fake_ranks(8, monkeypatch):
+        traced = traced_peak(model_config("qwen3-14b", **few), inputs, monkeypatch)
+    assert planned_peak(inputs) == pytest.approx(traced, rel=0.05)
+    side = TrainedModel(shape=inputs.shape, config=inputs.config, ranks=8, cuda=True)
+    drawn = draw(inputs.config, Expected())
+    time = UpdateTime(model=side, drawn=drawn, gpu=GPUS["H100"], per_node=8)
+    assert 3 * time.swapped(131_072) * time.link(8) == sum(sent) == pytest.approx(3 * 3 * 16_384 * 2 * 12_288 * 7 / 8)
 
 
 @pytest.mark.parametrize(

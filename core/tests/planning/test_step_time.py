@@ -233,6 +233,29 @@ def test_what_gains_most_is_legal_fits_and_was_planned(estimated: Estimated) -> 
     assert last == f"what would gain most, each by itself: {', '.join(map(str, found[:3]))}"
 
 
+def test_ranks_that_share_sequences_wait_for_their_exchange(estimated: Estimated) -> None:
+    """Qwen2.5-7B has 28 query and 4 key heads of 128: four ranks exchange them all, seven four repeated times seven."""
+
+    def shared_by(n: int, ranks: int = 8) -> StepTime:
+        places = {"policy_workers": ranks, "rollout_workers": ranks}
+        return estimated(policy={"sequence_parallel": n, "max_microbatch_tokens": 5632}, cluster=places)
+
+    four, seven = shared_by(4), shared_by(7, ranks=7)
+    for time, shared, heads in ((four, 4, 28 + 4), (seven, 7, 28 + 28)):
+        sent = 1000 * 2 * heads * 128 * 2 * (1 - 1 / shared)  # bytes of a rank with 1,000 tokens in one block
+        assert time.update.swapped(1000 * shared) == pytest.approx(28 * sent / (0.7 * 450e9))
+    passes = four.update.update(exchanges=False)
+    assert passes < four.phases[UPDATE] < 1.1 * passes
+    assert shared_by(1).update.swapped(1000) == 0
+
+
+def test_what_compilation_saves_is_said_to_be_not_estimated(estimated: Estimated) -> None:
+    plain, compiled = estimated(**SHARED), estimated(policy=SHARED["policy"] | {"compile": True})
+    assert plain.seconds == compiled.seconds
+    added = [line for line in time_table(compiled, AUDIT) if line not in time_table(plain, AUDIT)]
+    assert len(added) == 1 and added[0].startswith("not estimated: what policy.compile=true saves")
+
+
 def test_the_table_is_marked_as_an_estimate_and_adds_up(estimated: Estimated) -> None:
     time = estimated(**SHARED)
     head, *lines = time_table(time, AUDIT)

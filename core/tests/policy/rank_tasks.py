@@ -98,6 +98,10 @@ def score(spec: PolicySpec, rows: list[Row]) -> Any:
     return worker.logprobs(rows), worker.logprobs_and_entropies(rows), reference
 
 
+def rescore(spec: PolicySpec, rows: list[Row]) -> Any:
+    return worker_of(spec).rescore(rows)
+
+
 def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence[int]) -> Any:
     """Metrics of every step, the weights after the last, and how much of them this rank holds."""
     worker = worker_of(spec)

@@ -58,24 +58,28 @@ def test_parameters_wait_in_host_memory_only_if_they_are_sharded(tiny: Path) -> 
     assert check_policy(config(tiny, PolicyConfig(offload=Offload.OPTIMIZER), device="cuda")) == []
 
 
-MIXTURE = {
-    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64,
-    "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
-}  # fmt: skip
-
-
 def test_blocks_between_checkpoints_are_counted_from_one_on(tiny: Path) -> None:
     [problem] = check_policy(config(tiny, PolicyConfig(activation_checkpointing=-1)))
     assert problem.startswith("policy.activation_checkpointing=-1: must be true, false or a number of blocks")
 
 
-def test_adapters_of_a_mixture_of_experts_are_refused(tmp_path: Path) -> None:
-    """They would be on the attention alone, without a word."""
-    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
-    [problem] = check_policy(config(tmp_path, PolicyConfig(lora_rank=8)))
-    assert "policy.lora_rank: the model (qwen3_moe) is a mixture of experts" in problem and "allowed: 0" in problem
-    assert check_policy(config(tmp_path, PolicyConfig())) == []
+def test_a_mixture_of_experts_is_not_trained(tmp_path: Path) -> None:
+    mixture = {"model_type": "qwen3_moe", "num_experts": 4, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(mixture))
+    for policy in (PolicyConfig(), PolicyConfig(lora_rank=8)):
+        problem = check_policy(config(tmp_path, policy))[0]
+        assert problem.startswith(
+            "model.path: the model (qwen3_moe) is a mixture of experts, and those are not trained"
+        )
+        for missing in (
+            "loading by shards",
+            "multiplied in groups",
+            "LoRA on experts",
+            "replay of the engine's routing",
+        ):
+            assert missing in problem
+    (tmp_path / "config.json").write_text(json.dumps({**mixture, "num_experts": 1}))
+    assert "mixture" not in "".join(check_policy(config(tmp_path, PolicyConfig())))
 
 
 def test_several_ranks_cannot_have_one_device(tiny: Path) -> None:

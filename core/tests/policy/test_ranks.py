@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,17 @@ def test_a_rank_that_reaches_no_other_gives_up_at_its_deadline() -> None:
         assert (sum_over_ranks(2.5), gather_on_first("a")) == (2.5, ["a"])
     finally:
         dist.destroy_process_group()
+
+
+def test_sharded_ranks_score_with_a_teacher_as_one_rank_does(
+    ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, untied: Path
+) -> None:
+    rows = make_rows(5)
+    spec = replace(make_spec(max_microbatch_tokens=20), teacher=ModelConfig(path=str(untied)))
+    first, other = ranks("rescore", spec, rows)
+    assert other == []
+    for found, expected in zip(first, PolicyRank(spec).rescore(rows), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_rows", [7, 1])

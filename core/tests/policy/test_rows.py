@@ -240,6 +240,8 @@ def test_reward_parts_and_token_rewards_reach_the_estimator(make_group: MakeGrou
     assert math.isnan(batch.reward_parts["format"][0]) and batch.reward_parts["format"][1] == 0.5
     assert batch.token_rewards is not None
     assert batch.token_rewards.tolist() == [[0.25, 0.0], [0.0, 0.0]]
+    weighed = TrainBatch(rows=rows, reward_weights={"math": 1.0, "format": 0.1}).advantage_inputs()
+    assert weighed.reward_weights == {"math": 1.0, "format": 0.1}
 
 
 def test_first_turns_after_equal_first_observations_are_compared(sampled: MakeSegment, inserted: MakeSegment) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,22 @@ def test_log_probabilities_are_those_of_the_plain_model(
         expected = plain.log_prob(ids[1:])[start:] * torch.from_numpy(row.mask)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         np.testing.assert_allclose(entropy, plain.entropy()[start:] * torch.from_numpy(row.mask), atol=1e-5)
+
+
+def test_a_teacher_scores_as_its_plain_model_does(make_spec: MakeSpec, make_rows: MakeRows, untied: Path) -> None:
+    """Also after an update of the policy, which does not change it."""
+    rows = make_rows(5)
+    worker = PolicyRank(replace(make_spec(temperature=0.7), teacher=ModelConfig(path=str(untied))))
+    worker.update(TrainBatch(rows=rows).with_advantages(torch.ones(5, max(len(row.mask) for row in rows))), 1)
+    model = AutoModelForCausalLM.from_pretrained(untied)
+    for row, found in zip(rows, worker.rescore(rows), strict=True):
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids])).long()
+        with torch.no_grad():
+            plain = (model(ids[None]).logits[0, :-1] / 0.7).log_softmax(-1)
+        expected = plain.gather(1, ids[1:, None])[len(row.prompt_ids) - 1 :, 0] * torch.from_numpy(row.mask)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    without = PolicyRank(make_spec())
+    np.testing.assert_array_equal(without.rescore(rows)[0], without.logprobs(rows)[0])
 
 
 def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely(

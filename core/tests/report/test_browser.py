@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ramet.credit.files import folder_of, write_credit
 from ramet.report.html import write_report
 from ramet.rollout.record import read_records
 from ramet.rollout.record_files import recorded_files
@@ -47,6 +48,14 @@ def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
     links = [link for item in shown.all("ul", **{"class": "highlights"}) for link in item.all("a")]
     assert [link.attributes["href"] for link in links] == ["#s40/g0/r0", "#s40/g0/r0.1", "#s40/g1/r0.1"]
     assert all(figure.all("path") or figure.all("circle") for figure in shown.all("figure"))
+
+
+def test_what_turns_were_worth_is_shown_at_them(run: Path, open_page: Callable[..., Any]) -> None:
+    first = next(read_records(recorded_files(run)[0].path))
+    worth = {"mean": 0.5, "low": 0.25, "high": 0.75}
+    write_credit(folder_of(run), [{"rollout": f"{first.step}/0/0", "turn": 0, "worth": worth}])
+    shown = open_page(write_report(run), f"#s{first.step}/g0").html.text
+    assert shown.count("worth +0.5 (95 % interval +0.25 to +0.75)") == 1
 
 
 def test_the_verdict_comes_first_and_leads_to_rollouts(run: Path, open_page: Callable[..., Any]) -> None:

@@ -109,6 +109,17 @@ def test_advantages_are_cut_at_segments_and_told_apart_by_owner(group: GroupReco
     assert found["segments"][0]["advantages"] == [-1.0] * (len(end) - 1) + [3.0]
 
 
+def test_what_a_turn_of_a_fork_was_worth_stands_at_the_rollout_that_owns_the_turn(group: GroupRecord) -> None:
+    """`ramet credit` measured the fork, which shares turn 0 with its parent."""
+    worth = {"mean": 0.5, "low": 0.25, "high": None}
+    name = f"{group.step}/0/0.1"
+    credit = [{"rollout": name, "turn": turn, "worth": worth} for turn in (0, 1)]
+    shown = {one["id"]: one for one in group_data(group, 0, no_splitter, credit)["rollouts"]}
+    assert [segment.get("worth") for segment in shown["0"]["segments"]] == [[0.5, 0.25, None], None, None]
+    assert [segment.get("worth") for segment in shown["0.1"]["segments"]] == [[0.5, 0.25, None]]
+    assert "worth" not in str(group_data(group, 1, no_splitter, credit))
+
+
 def test_token_texts_join_to_the_segments_text(run: Path, group: GroupRecord) -> None:
     split = TokenizerSplitter(run / "tokenizer" / "tokenizer.json")
     turn = group.group.rollouts[0].rollout.segments[1]

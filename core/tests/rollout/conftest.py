@@ -63,6 +63,7 @@ def play(encoder: Encoder) -> Callable[..., Played]:
         newest: Any = None,
         score: Any = None,
         stored: Any = None,
+        granted: Any = None,
         at: int = 3,
         **config: Any,
     ) -> Played:
@@ -82,8 +83,11 @@ def play(encoder: Encoder) -> Callable[..., Played]:
                 score=score,
             )
             try:
+                request = RolloutRequest(
+                    tasks=tasks or [task()], step=at, plan=plan or RolloutPlan(), stored=stored or {}, granted=granted
+                )
                 groups = await worker.run(
-                    RolloutRequest(tasks=tasks or [task()], step=at, plan=plan or RolloutPlan(), stored=stored or {}),
+                    request,
                     on_group=on_group,
                     versions=None if version is None else Versions(version, newest or (lambda: version)),
                 )

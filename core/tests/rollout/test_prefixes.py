@@ -17,6 +17,7 @@ from ramet.errors import ConfigError, PluginError
 from ramet.models.encoder import Encoder
 from ramet.plugins import origin
 from ramet.policy.batching.rows import rows_of
+from ramet.rollout.plan import GrantedGroup
 from ramet.rollout.prefixes import n_stored_tokens, prefixes_of, stored_group
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -139,6 +140,18 @@ def test_what_is_kept_is_the_same_after_it_was_written_and_read(play: Play, tmp_
     assert prefixes_of(read) == prefixes_of(record)
     write_records(tmp_path / "again.jsonl.gz", [read])
     assert (tmp_path / "again.jsonl.gz").read_bytes() == (tmp_path / "kept.jsonl.gz").read_bytes()
+
+
+def test_a_group_that_a_step_budget_granted_to_a_prefix_starts_there_with_its_own_size_and_numbers(play: Play) -> None:
+    record = kept(play, 1.0, 0.0, 0.0)
+    granted = [GrantedGroup(n=2, first_root=3, prefix=1), GrantedGroup(n=1)]
+    policy = Starts(StartRoots(n=1))
+    tasks = [record.group.task, replace(record.group.task, id="other")]
+    played = play(two_calls, policy=policy, tasks=tasks, granted=granted, group_size=4, stored={"t": record}, at=7)
+    first, second = played.groups
+    assert [(r.id, r.prefix.turns if r.prefix else None) for r in first.rollouts] == [("3", 2), ("4", 2)]
+    assert [(r.id, r.prefix) for r in second.rollouts] == [("0", None)]
+    assert {group.budget for _, group in policy.asked} == {1}  # it is asked for the second only
 
 
 @BOTH_ORDERS

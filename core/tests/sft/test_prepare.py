@@ -331,3 +331,13 @@ def test_a_template_without_tools_is_refused_for_the_traces_of_an_agent(
     ]
     config.config.rollout_step.tools_in_template = False
     assert prepare(config).counts.trained == 1
+
+
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_a_mixture_of_experts_is_refused_with_all_else(tiny_model: Path, tmp_path: Path, lora_rank: int) -> None:
+    config = configured(tiny_model, tmp_path, row())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 4}))
+    config.config.model.path, config.config.sft.lora_rank = str(tmp_path), lora_rank
+    with pytest.raises(ConfigErrors) as raised:
+        prepare(config)
+    assert "model.path: the model (qwen3_moe) is a mixture of experts, and those are not trained" in str(raised.value)

@@ -9,9 +9,10 @@ from ramet.config.schema import (
     ModelConfig,
     OldLogprobs,
     RolloutConfig,
+    ToolConfig,
     TrainConfig,
 )
-from ramet.train.dry_run import engine_in_words, staleness_in_words
+from ramet.train.dry_run import _results, engine_in_words, staleness_in_words
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,28 @@ def test_the_plan_says_that_there_is_no_room_to_play_ahead(cluster: ClusterConfi
 def test_the_plan_says_how_the_engines_compare_on_a_cpu(engine: str, cuda: bool, said: str) -> None:
     words = engine_in_words(Config(model=ModelConfig(path="m"), engine=ComponentConfig(name=engine)), cuda=cuda)
     assert words[: len(said)] == said and ("tokens/s" in words) == ("measured" in said)
+
+
+@pytest.mark.parametrize(
+    ("response", "cap", "calls", "said"),
+    [
+        (4096, 1024, 3, ""),
+        (126_976, 10_240, 8, ""),
+        (
+            126_976,
+            1024,
+            6,
+            "\nresults are cut (tools.python.max_result_tokens=1024): the 6 calls of a rollout "
+            "(rollout.max_tool_calls, rollout.max_turns) bring at most 6,144 of the 126,976 tokens of a response; "
+            "raise what a longer task needs",
+        ),
+        (126_976, 1024, 0, ""),
+    ],
+)
+def test_the_plan_says_where_results_of_tools_leave_most_of_a_response_unused(
+    response: int, cap: int, calls: int, said: str
+) -> None:
+    rollout = RolloutConfig(max_response_tokens=response, max_tool_calls=calls)
+    tools = {"python": ToolConfig(max_result_tokens=cap)}
+    assert _results(Config(model=ModelConfig(path="m"), rollout=rollout, tools=tools)) == said
+    assert _results(Config(model=ModelConfig(path="m"), rollout=rollout)) == ""

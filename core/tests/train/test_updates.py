@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,7 +17,7 @@ from core.tests.train.test_step_record import TASK, Plain
 from ramet.cluster.local import LocalRanks
 from ramet.components.build import Components
 from ramet.config.compose import compose
-from ramet.config.schema import Config, KlEstimator, TrainConfig
+from ramet.config.schema import Config, KlEstimator, RewardConfig, TrainConfig
 from ramet.models.tiny import make_tiny_model
 from ramet.policy.advantages import GroupToLearn, LearnedGroup, learn_group
 from ramet.policy.batching.rows import Floats, Row
@@ -40,6 +40,16 @@ class PlainWithValues(Plain):
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         return replace(super().__call__(batch), returns=batch.values)
+
+
+class Weighed(Plain):
+    """Reads the weights of rewards."""
+
+    scope: Literal["batch", "group"] = "group"
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        output = super().__call__(batch)
+        return replace(output, advantages=output.advantages * batch.reward_weights["halved"])
 
 
 class Updated:
@@ -73,15 +83,17 @@ def groups() -> list[ScoredGroup]:
     return [ScoredGroup(task=TASK, rollouts=scored)]
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "remax"])
+@pytest.mark.parametrize("advantage", ["grpo", "remax", "weighed"])
 def test_groups_that_are_learned_where_they_are_change_the_weights_as_a_batch_of_this_process(
-    advantage: str, tmp_path: Path
+    advantage: str, register: Callable[..., None], tmp_path: Path
 ) -> None:
     """With a reference. The groups of a step: one without a second valid rollout, one without a baseline, two more."""
+    register("advantage", "weighed", Weighed)
     make_tiny_model(tmp_path / "model", seed=1, hidden=32, heads=2, layers=1, intermediate=32)
     options = [f"model.path={tmp_path}/model", "model.device=cpu", "train.kl_coef=0.1", "train.minibatches=2"]
     config = compose([*options, "engine=torch", f"advantage={advantage}"], job="train").config
     components = Components(config)
+    config = replace(config, rewards={"halved": RewardConfig(weight=0.5)})
     [group] = groups()
     masked = tuple(replace(one, reward=one.reward or None) for one in group.rollouts)
     other = tuple(replace(one, reward=1.0 - float(one.reward or 0)) for one in reversed(group.rollouts))

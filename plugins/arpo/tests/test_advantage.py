@@ -52,6 +52,19 @@ def test_hard_gives_shared_tokens_the_mean_of_their_rollouts() -> None:
     assert advantages(attribution=Attribution.HARD).tolist() == [[0, 0, 0, 1], [0, 0, 0, -1], [0, 0, 0, 0]]
 
 
+def test_own_trains_a_fork_from_its_fork_point_on() -> None:
+    """The fork's advantage is -1, and its two copies of the root's tokens are not trained."""
+    out = ArpoAdvantage(ArpoAdvantageConfig(attribution=Attribution.OWN, eps=1e-12))(batch())
+    assert out.weights is not None
+    assert (out.weights * out.advantages).tolist() == [[1, 1, 0, 1], [0, 0, 0, -1], [0, 0, 0, 0]]
+    assert (out.weights * MASK).sum().item() == 7  # tokens of the group, each once
+
+
+def test_own_counts_a_token_once_already() -> None:
+    with pytest.raises(ValueError, match="multiplicity=one: with attribution=own"):
+        ArpoAdvantageConfig(attribution=Attribution.OWN, multiplicity=Multiplicity.ONE)
+
+
 @pytest.mark.parametrize(("multiplicity", "weight"), [(Multiplicity.ONE, 0.5), (Multiplicity.SQRT, 2**-0.5)])
 def test_multiplicity_weighs_shared_tokens_down(multiplicity: Multiplicity, weight: float) -> None:
     out = ArpoAdvantage(ArpoAdvantageConfig(multiplicity=multiplicity))(batch())
@@ -73,7 +86,7 @@ def test_the_share_of_shared_tokens_is_reported() -> None:
 
 def test_soft_and_hard_have_the_same_gradient_in_a_token_mean_loss() -> None:
     """The sum over the copies of each token is what a token-mean loss sees."""
-    for attribution in Attribution:
+    for attribution in (Attribution.SOFT, Attribution.HARD):
         total = torch.zeros(8).index_add(0, NODES[MASK], advantages(attribution=attribution)[MASK])
         assert total.tolist() == pytest.approx([0, 0, 0, 1, -1, 0, 0, 0])
 

@@ -1,4 +1,7 @@
-"""`ramet data inspect FILE…`: what is in data files, and the prompts that a run would make of them."""
+"""`ramet data inspect FILE…`: what is in data files, and the prompts that a run would make of them.
+
+`ramet data from-rollouts` is in `data_rollouts`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ramet.cli import data_rollouts
 from ramet.cli.data_report import FileReport, bad_row_lines, counted, duplicates_in_words, line, some, summary
 from ramet.cli.data_traces import holds_traces, inspect_traces
 from ramet.cli.terminal import Parser, say
@@ -29,18 +33,22 @@ from ramet.runs.hub_inputs import fetched, local_data
 from ramet.types import RolloutStep, Task
 
 PROMPT_LINES = 60
+FROM_ROLLOUTS = "from-rollouts"
 
 
 def run(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] == FROM_ROLLOUTS:
+        return data_rollouts.run(arguments[1:])
     parser = Parser(
         prog="ramet data",
         add_help=False,
-        usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
+        usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]\n"
+        f"       ramet data {FROM_ROLLOUTS} RUN [--sft FILE] [--pairs FILE] (see its --help)",
         description="What is in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
         epilog="Keys of data, model, rollout_step, tools and sft count, as in data.columns.prompt=question "
         "tools=[python]. Ends with exit code 1 if there are problems.",
     )
-    parser.add_argument("what", nargs="?", choices=["inspect"])
+    parser.add_argument("what", nargs="?", choices=["inspect", FROM_ROLLOUTS])
     parser.add_argument(
         "files", nargs="*", help="parquet, JSON lines or JSON arrays; default: data.train, data.valid and sft.data"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import re
@@ -9,9 +10,10 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from ramet.cli.terminal import Parser, print_problems
+from ramet.cli.terminal import Parser, print_problems, run_folder
 from ramet.config.keys import JOBS
 from ramet.config.sections import GROUPS
+from ramet.config.trust import trusting
 from ramet.errors import ConfigError
 from ramet.event_loop import in_daemon_thread
 
@@ -25,6 +27,10 @@ def run(arguments: Sequence[str]) -> int:
     if options is None:
         return OK
     overrides = [text for text in options.words if _is_setting(text)]
+    if options.source is not None:
+        return _branch(options, overrides)
+    if options.message is not None or options.result is not None:
+        raise ConfigError("play: --message and --result are options of `ramet play --from RUN:ROLLOUT:TURN`")
     asked = [text for text in options.words if not _is_setting(text)]
     if len(asked) > 1:
         raise ConfigError(f"play: one question, got {len(asked)}: {', '.join(map(repr, asked))}; put it in quotes")
@@ -41,6 +47,28 @@ def run(arguments: Sequence[str]) -> int:
         valid = job.run(resolved, _once(asked[0]), screen, **how)
     else:
         valid = job.run(resolved, _lines(talks=talks), screen, **how, refused=print_problems)
+    return OK if valid else MASKED
+
+
+def _branch(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Run another branch of a recorded rollout."""
+    if len(overrides) < len(options.words) or (options.top_p, options.top_k) != (1.0, 0):
+        raise ConfigError(
+            "ramet play --from: takes no question, --top-p or --top-k: the rollout was recorded with its own"
+        )
+    branch = importlib.import_module("ramet.play.branch")
+    place = branch.Place.read(options.source)
+    with trusting(options.trust_recipe):
+        valid = branch.run(
+            place,
+            run_folder(Path(place.run)),
+            overrides,
+            n=options.n,
+            message=options.message,
+            result=options.result,
+            one_model=any(text.startswith("model.path=") for text in overrides),
+            config_dir=options.config_dir,
+        )
     return OK if valid else MASKED
 
 
@@ -69,13 +97,15 @@ def _parser() -> Parser:
     parser = Parser(
         prog="ramet play",
         add_help=False,
-        usage='ramet play ["QUESTION"] [--n N] [--top-p P] [--top-k K] [--config-dir DIR] [key=value …]',
+        usage='ramet play ["QUESTION"] [--n N] [--top-p P] [--top-k K] [--config-dir DIR] [key=value …]\n'
+        "       ramet play --from RUN:ROLLOUT:TURN [--message TEXT | --result TEXT] [--n N] [key=value …]",
         description="One prompt with tools, through the rollout code that trains: every turn is printed as it comes.",
         epilog="Without a question, lines of the standard input are questions. At a terminal each continues the "
         "conversation: /new begins another one, /quit or Ctrl-D ends. From a file or a pipe, and with --n, each line "
         "is a separate question. Keys are as for `ramet train` in run, model, engine, rollout, rollout_step and "
         "tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is written. Ends with exit code 2 if "
-        "infrastructure failed in a rollout.",
+        "infrastructure failed in a rollout. --from continues a recorded rollout of `ramet train` or `ramet eval` "
+        "from one of its turns, with the run's own keys, and draws the branch next to it.",
     )
     parser.add_argument("words", nargs="*", metavar="QUESTION", help="the user's message, in quotes")
     parser.add_argument("--n", type=int, default=1, help="how many rollouts of each question (default: 1)")
@@ -83,6 +113,16 @@ def _parser() -> Parser:
         "--top-p", type=float, default=1.0, help="sample from the most likely tokens that have this share"
     )
     parser.add_argument("--top-k", type=int, default=0, help="sample from so many most likely tokens (default: 0, all)")
+    parser.add_argument(
+        "--from", dest="source", metavar="PLACE",
+        help="RUN:STEP/TASK/ROLLOUT:TURN, a turn of a recorded rollout, counted from 0; the step of an evaluation is 0",
+    )  # fmt: skip
+    parser.add_argument("--message", metavar="TEXT", help="with --from: what the model writes in that turn instead")
+    parser.add_argument("--result", metavar="TEXT", help="with --from: what the tool returns in that turn instead")
+    parser.add_argument(
+        "--trust-recipe", type=Path, action="append", default=[], metavar="FILE",
+        help="a file that may name programs to run, as RUN/overrides.txt of a run that you did not make",
+    )  # fmt: skip
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     return parser
 

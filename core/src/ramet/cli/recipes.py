@@ -72,6 +72,8 @@ def planned(config: Config, job: str, on: str) -> tuple[list[str], MemoryPlan | 
     """
     from ramet.cluster.check import check_cluster
     from ramet.components.build import Components
+    from ramet.models.check import read_config
+    from ramet.models.mixture import check_dense
     from ramet.planning.memory import plan_memory
     from ramet.planning.memory_report import check_memory
     from ramet.planning.memory_sft import plan_sft_memory
@@ -92,6 +94,7 @@ def planned(config: Config, job: str, on: str) -> tuple[list[str], MemoryPlan | 
         problems = [*check_cluster(config), *check_placement(config, machine, trains=trains)]
         placement = [str(plan_devices(config, machine, trains=trains))]
         memory = plan_memory(config, machine, needs=needs, trains=trains)
+    problems += check_dense(read_config(config.model)) if job != "eval" else []
     set_aside_missing(problems)
     raise_all([*check_machine(config, machine), *problems, *check_memory(memory)])
     return placement, memory

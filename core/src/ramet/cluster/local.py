@@ -23,7 +23,7 @@ from ramet.components.engines import build_engine
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas, Toolbox, open_tools
 from ramet.config.schema import Config
-from ramet.engines.protocol import EngineInfo
+from ramet.engines.protocol import Engine, EngineInfo
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
@@ -38,7 +38,7 @@ from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.prompts import describes_tools
 from ramet.rollout.worker import RolloutWorker
-from ramet.types import Group
+from ramet.types import BranchPolicy, Group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,14 +58,17 @@ class LocalRollouts:
         tools: Toolbox,
         branching: bool = False,
         observer: RolloutObserver | None = None,
+        engine: Engine | None = None,
+        branch_policy: BranchPolicy | None = None,
     ) -> None:
-        """Make rollouts that all start from the prompt without `branching`, and close `tools` with themselves.
+        """Make rollouts that all start from the prompt without `branching`, and close `tools` and the engine with
+        themselves. `engine` and `branch_policy`: instead of the configured ones.
 
         A branch policy that needs rewards asks the components' scorer, which the caller that made them starts and
         closes.
         """
         self.encoder = encoder
-        self.engine = build_engine(config, encoder)
+        self.engine = build_engine(config, encoder) if engine is None else engine
         self.version = self.engine.policy_version  # of the weights that the engine was given last
         self._toolbox = tools
         self._kept: list[Counts] = []  # for `metrics`, from before uncounted work
@@ -74,7 +77,7 @@ class LocalRollouts:
             engine=self.engine,
             encoder=encoder,
             step=components.step,
-            branch_policy=components.branch_policy if branching else NoBranching(),
+            branch_policy=branch_policy or (components.branch_policy if branching else NoBranching()),
             tools=tools.tools,
             tool_sets=tools.sets,
             score=components.scorer.score_rollout if branching and needs_rewards(components.branch_policy) else None,

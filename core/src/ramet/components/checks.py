@@ -13,12 +13,13 @@ from typing import Any
 
 from ramet.components.build import Components, needs_rewards
 from ramet.components.engines import engine_capabilities, loads_weights
-from ramet.config.schema import Config, LossAggregation, OldLogprobs
+from ramet.config.schema import BudgetKind, Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
 from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
 from ramet.plugins.component_checks import is_agent
 from ramet.rollout.agents.group import agent_settings
+from ramet.rollout.branching.budgets import part_size, step_budget
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.method import rollout_method
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
@@ -27,8 +28,9 @@ from ramet.types.algorithm import MIN_GROUP, SCOPES
 from ramet.types.branch import policy_needs
 
 logger = logging.getLogger(__name__)
+SCORED = {Need.RESCORED, Need.PROBED}  # what the teacher computes, or without one the policy
 GIVEN = {
-    "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
+    "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT} | SCORED,
     "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
     "branch_policy": {Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS, Need.PREFIXES},
 }
@@ -39,7 +41,7 @@ def check_components(components: Components, config: Config, *, training: bool) 
     builders: list[Callable[[], Any]] = [lambda: components.step]
     if training:
         builders += [
-            lambda: _start_a_group(components.branch_policy, config),
+            lambda: _start_a_group(components.branch_policy, config.rollout.group_size),
             lambda: components.advantage,
             lambda: components.loss,
             lambda: components.scorer,
@@ -53,6 +55,13 @@ def check_components(components: Components, config: Config, *, training: bool) 
     problems += [] if problems else _agent_problems(components, config, training=training)
     if training and not problems:
         problems += _group_size(components, config)
+    if training and not problems:
+        try:
+            problems += _budget(components, config)
+        except RametError as error:
+            problems.append(
+                f"train.budget={config.train.budget}, whose groups have half of rollout.group_size: {error}"
+            )
     if training and not problems and config.train.resample_rounds and Need.VALUES in components.advantage.needs:
         problems.append(
             f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
@@ -121,9 +130,37 @@ def _group_size(components: Components, config: Config) -> Iterator[str]:
         )
 
 
-def _start_a_group(policy: BranchPolicy, config: Config) -> None:
+def _budget(components: Components, config: Config) -> Iterator[str]:
+    """Yield what a step budget cannot be combined with."""
+    train, rollout, policy = config.train, config.rollout, components.branch_policy
+    if step_budget(train.budget, policy) is None:
+        if train.budget_tasks is not None:
+            yield f"train.budget_tasks={train.budget_tasks}: read only with a step budget; set train.budget=contrast"
+        return
+    name, own = f"train.budget={train.budget}", train.budget is BudgetKind.AUTO
+    if own:
+        name += f" (branch_policy={config.branch_policy.name} has an `allocate`)"
+    for key in ("staleness", "resample_rounds"):
+        if value := getattr(train, key):
+            yield f"{name}: needs train.{key}=0, got {value}; or set train.budget=uniform"
+    if (train.budget_tasks or train.tasks_per_step) < train.tasks_per_step:
+        yield f"train.budget_tasks={train.budget_tasks}: at least train.tasks_per_step={train.tasks_per_step}"
+    if train.budget is BudgetKind.CONTRAST_PER_SECOND and config.run.deterministic:
+        yield f"{name}: reads clocks, so run.deterministic=true excludes it; set train.budget=contrast"
+    if rollout_method(policy) is not None:
+        yield f"{name}: branch_policy={config.branch_policy.name} has its own rollout method, which runs equal groups"
+    part, least = part_size(rollout.group_size), max(MIN_GROUP, getattr(components.advantage, "min_group", MIN_GROUP))
+    if not own and part < least:
+        yield (
+            f"{name}: grants groups of half of rollout.group_size={rollout.group_size}, and advantage="
+            f"{config.advantage.name} compares at least {least} rollouts; raise it to {2 * least - 1} or more"
+        )
+    elif not own:
+        _start_a_group(policy, part)
+
+
+def _start_a_group(policy: BranchPolicy, budget: int) -> None:
     """A branch policy is pure, so it can be asked about a group that never runs."""
-    budget = config.rollout.group_size
     task = Task(id="check", prompt=user_prompt("check"))
     view = GroupView(task=task, budget=budget, budget_left=budget, rollouts=(), vocab_size=1)
     ask(policy, Start(), view, Random(0))
@@ -156,7 +193,28 @@ def check_needs(components: Components, config: Config) -> list[str]:
         )
     if (method := rollout_method(policy)) is not None:
         problems += method.problems(config, components.step, engine_capabilities(config))
+    problems += [] if problems else _rescoring(components, config)
     return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]
+
+
+def _rescoring(components: Components, config: Config) -> Iterator[str]:
+    """Yield what the estimator needs of a teacher, a context and a probe, and does not get.
+
+    Raises `PluginError` for an estimator that lacks a method of its needs.
+    """
+    estimator, who = components.advantage, f"advantage={config.advantage.name}"
+    reads_text = Need.PROBED in estimator.needs or hasattr(estimator, "contexts")
+    if Need.PROBED in estimator.needs and not callable(getattr(estimator, "probe", None)):
+        raise PluginError(f"{origin(estimator)}: needs {Need.PROBED}: give it a method probe(task)")
+    if config.train.teacher is not None and not SCORED & estimator.needs:
+        yield f"train.teacher={config.train.teacher}: {who} reads no log-probabilities of a teacher; leave it out"
+    if config.train.teacher is None and Need.RESCORED in estimator.needs and not hasattr(estimator, "contexts"):
+        yield f"{who} needs a teacher; name its folder, as in train.teacher=FOLDER"
+    if SCORED & estimator.needs and reads_text and is_agent(components.step):
+        yield (
+            f"{who} puts texts into the prompts of rollouts, and rollout_step={config.rollout_step.name} is an agent, "
+            "whose requests have prompts of their own; choose another advantage"
+        )
 
 
 def _whole_group_rewards(components: Components, config: Config) -> Iterator[str]:

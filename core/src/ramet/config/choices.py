@@ -43,6 +43,16 @@ class Order(StrEnum):
     FILE = "file"  # as they are written
 
 
+class BudgetKind(StrEnum):
+    """How a step's rollouts are spread over tasks."""
+
+    AUTO = "auto"  # as the branch policy says, if it has an `allocate`; otherwise evenly
+    UNIFORM = "uniform"  # the same for each task
+    CONTRAST = "contrast"  # where different outcomes are expected, per sampled token
+    CONTRAST_PER_SECOND = "contrast-per-second"
+    RANDOM = "random"  # by chance: the control
+
+
 class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

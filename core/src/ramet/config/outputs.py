@@ -41,6 +41,7 @@ def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
 def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
     model = config.model
     paths = {"model.path": model.path, "model.tokenizer": model.tokenizer, "model.chat_template": model.chat_template}
+    paths["train.teacher"] = config.train.teacher
     for key, text in paths.items():
         if text and text != "???":
             yield key, Path(text)

@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from ramet.config.choices import (
     Attention,
+    BudgetKind,
     ChatMarkup,
     Combine,
     Dtype,
@@ -50,6 +51,7 @@ NOT_IN_PLAY = {"play": None}
 __all__ = [
     "Attention",
     "BenchmarkConfig",
+    "BudgetKind",
     "ChatMarkup",
     "ClusterConfig",
     "Combine",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramet.config.choices import (
+    BudgetKind,
     KlEstimator,
     LossAggregation,
     MinibatchOf,
@@ -40,6 +41,15 @@ class TrainConfig:
     resample_rounds: int = option(
         0, "rounds in which groups of equal rewards are replaced by other tasks (dynamic sampling)", minimum=0,
         resume=NUMBERS, aka="filter_groups.enable filter_groups.max_num_gen_batches dynamic_filtering"
+    )
+    budget: BudgetKind = option(
+        BudgetKind.AUTO, "how a step's rollouts are spread over tasks; contrast: to where different outcomes are "
+        "expected, per sampled token; random: its control; auto: as the branch policy says, otherwise uniform",
+        resume=NUMBERS
+    )
+    budget_tasks: int | None = option(
+        None, "tasks drawn per step, of which train.budget chooses; null: train.tasks_per_step", minimum=1,
+        resume=ORDER
     )
     minibatches: int = option(
         1, "optimiser steps per pass over a step's rollouts", minimum=1, resume=NUMBERS,
@@ -85,6 +95,11 @@ class TrainConfig:
     )
     kl_target: float | None = option(
         None, "KL, in nats, that train.kl_coef is adapted to; null: kl_coef is fixed", above=0, resume=NUMBERS
+    )
+    teacher: str | None = option(
+        None, "folder of a frozen model, or OWNER/NAME of the hub, that scores sampled tokens for an advantage "
+        "(distillation); null: the policy does", resume=NUMBERS,
+        aka="teacher_model teacher_model_path teacher_model_name_or_path"
     )
     entropy_coef: float = option(
         0.0, "weight of the entropy bonus in the loss; 0: none", resume=NUMBERS,

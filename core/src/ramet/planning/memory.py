@@ -15,6 +15,7 @@ from ramet.cluster.check import chosen_transfer
 from ramet.config.schema import Config, Dtype, Offload
 from ramet.engines.weight_chunks import CHUNK_BYTES
 from ramet.errors import ConfigError
+from ramet.models.teacher import teacher_config
 from ramet.planning.memory_engine import CUDA_CONTEXT, NCCL, EngineMemory, engine_memory
 from ramet.planning.memory_policy import RESERVED, TrainedModel, host, phases, reserved, resident, sharded
 from ramet.planning.model_shape import ModelShape, read_shape
@@ -24,8 +25,8 @@ from ramet.types import Need
 ASIDE, STORED, PROCESSES = "offloaded and copied for saves", "new weights for engines", "processes"
 PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
 CPU_PROCESS_BYTES = 544 * 2**20  # of one that does not, before it has a model (measured, torch 2.13)
-REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
-ASLEEP, EXCHANGE, LOADING = "asleep engine", "NCCL", "weights while they are loaded"
+REFERENCE, TEACHER, CRITIC, CONTEXTS = "reference", "teacher", "critic", "CUDA contexts"
+ASLEEP, EXCHANGE = "asleep engine", "NCCL"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
 
@@ -38,6 +39,7 @@ class Inputs:
     machine: Machine
     needs: frozenset[Need] = frozenset()
     trains: bool = True  # False: only engines, as evaluation has them
+    teacher: ModelShape | None = None  # of `train.teacher`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,12 @@ def plan_memory(
     """The plan for the model in `model.path`, or why it has none. A model without a plan may still run."""
     try:
         shape = read_shape(config.model)
+        teacher = teacher_config(config) if trains else None
+        teacher_shape = None if teacher is None else read_shape(teacher)
     except ConfigError as error:
         return f"not estimated: {error}"
-    return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs, trains=trains))
+    inputs = Inputs(config=config, shape=shape, machine=machine, needs=needs, trains=trains, teacher=teacher_shape)
+    return estimate(inputs)
 
 
 def estimate(inputs: Inputs) -> MemoryPlan:
@@ -120,21 +125,17 @@ def trained_models(inputs: Inputs, placement: DevicePlan) -> tuple[TrainedModel,
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
     """Offloaded tensors, the copy from which saves are written (`host`), and the processes themselves; with GPUs also
     new weights in the object store with the two buffers through which they go there. An engine that sleeps drops its
-    weights and keeps nothing here. Files have a mixture's experts one by one, so each of several ranks loads the full
-    model.
+    weights and keeps nothing here.
     """
     aside = placement.ranks * sum(map(host, models))
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else 4
-    loading = placement.ranks * inputs.shape.n_parameters * size if inputs.shape.has_experts else 0
-    # Weights are loaded before anything is offloaded or copied.
-    held = {LOADING: loading} if placement.ranks > 1 and loading > aside else {ASIDE: aside}
     processes = 1 if placement.cluster == "local" else 1 + placement.ranks
     processes += 0 if placement.engine == "torch" and placement.cluster == "local" else placement.engines
     if not inputs.machine.cuda:
-        return {**held, PROCESSES: processes * CPU_PROCESS_BYTES}
+        return {ASIDE: aside, PROCESSES: processes * CPU_PROCESS_BYTES}
     stored = inputs.trains and chosen_transfer(inputs.config, cuda=True) == "host"
     weights = sharded(inputs.shape.parameters, 1, size) + 2 * CHUNK_BYTES
-    return {**held, STORED: weights if stored else 0, PROCESSES: processes * PROCESS_BYTES}
+    return {ASIDE: aside, STORED: weights if stored else 0, PROCESSES: processes * PROCESS_BYTES}
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:
@@ -156,7 +157,7 @@ def _phases(
     if inputs.machine.cuda and model.ranks > 1 and group.ranks:
         contexts[EXCHANGE] = NCCL
     if group.ranks:
-        frozen = _reference(inputs, model)
+        frozen = _frozen(inputs, model)
         waiting = {CRITIC: sum(resident(critic).values())} if critic is not None else {}
         by_phase[UPDATE] = _added(_worst(model), frozen, waiting, beside, contexts)
         if critic is not None:
@@ -167,7 +168,7 @@ def _phases(
         if inputs.machine.cuda:
             by_phase[UPDATE] |= {RESERVED: reserved(model, _worst(model))}
     if group.engines and engine is not None:
-        stays = [resident(model), _reference(inputs, model)] if group.ranks else []
+        stays = [resident(model), _frozen(inputs, model)] if group.ranks else []
         if group.ranks and critic is not None:
             stays.append({CRITIC: sum(resident(critic).values())})
         by_phase[ROLLOUTS] = _added(engine.parts, *stays, contexts)
@@ -191,14 +192,17 @@ def _worst(model: TrainedModel) -> dict[str, int]:
     return max(phases(model).values(), key=lambda parts: sum(parts.values()))
 
 
-def _reference(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
-    """The frozen copy in `model.dtype`, sharded like the policy; only where the KL or an algorithm asks for it."""
+def _frozen(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
+    """The frozen copy in `model.dtype`, only where the KL or an algorithm asks for it, and the teacher. Both are
+    sharded like the policy.
+    """
     config = inputs.config
-    needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs
-    if not needed or config.policy.offload is Offload.ALL:
+    if config.policy.offload is Offload.ALL:
         return {}
+    needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs
+    shapes = {REFERENCE: inputs.shape if needed else None, TEACHER: inputs.teacher}
     size = 2 if config.model.dtype is Dtype.BFLOAT16 else 4
-    return {REFERENCE: sharded(inputs.shape.parameters, model.shards, size)}
+    return {name: sharded(shape.parameters, model.shards, size) for name, shape in shapes.items() if shape is not None}
 
 
 def _added(*parts: Mapping[str, int]) -> dict[str, int]:

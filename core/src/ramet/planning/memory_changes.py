@@ -59,7 +59,7 @@ def _of_run(plan: MemoryPlan) -> Iterator[Change]:
     response = config.rollout.max_response_tokens
     shorter = replace(config, rollout=replace(config.rollout, max_response_tokens=response // 2))
     yield Change("rollout.max_response_tokens", str(response // 2), shorter)
-    if not policy.lora_rank and not plan.inputs.shape.has_experts:
+    if not policy.lora_rank:
         yield _policy(config, lora_rank=32)
 
 
@@ -123,7 +123,7 @@ def _of_sft(inputs: SftInputs) -> Iterator[Change]:
     shorter = _sft(config, max_tokens=inputs.longest // 2)
     if inputs.steps is None or replace(inputs, config=shorter.config).fed:  # rows are left
         yield shorter
-    if not sft.lora_rank and not inputs.shape.has_experts:
+    if not sft.lora_rank:
         yield _sft(config, lora_rank=32)
 
 

@@ -18,7 +18,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError
 from ramet.models.attention import is_plain
-from ramet.policy.lora import has_experts
 from ramet.policy.models import blocks_of
 from ramet.policy.shared_attention import sharing_problems
 
@@ -43,7 +42,6 @@ class ModelShape:
     tied: bool  # the output head is the embedding
     shares_prefixes: bool  # what its rollouts have in common can be computed once
     plain: bool  # its attention may be `varlen` (models/attention.py)
-    has_experts: bool = False  # a mixture
     architecture: str = ""  # `model_type` of config.json
 
     @property
@@ -122,6 +120,5 @@ def shape_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> Mo
         tied=bool(config.tie_word_embeddings),
         shares_prefixes=not sharing_problems(config),
         plain=is_plain(config),
-        has_experts=has_experts(config),
         architecture=config.model_type,
     )

@@ -165,10 +165,12 @@ def shards_in_words(config: Config, machine: Machine) -> str:
 
 
 def check_placement(config: Config, machine: Machine, *, trains: bool = True) -> list[str]:
-    """Whether there are devices enough."""
+    """Whether there are devices enough, with all devices of an engine on one node."""
     plan = plan_devices(config, machine, trains=trains)
-    if not machine.cuda or machine.devices is None or plan.n_devices <= machine.devices:
+    if not machine.cuda or machine.devices is None:
         return []
+    if plan.n_devices <= machine.devices:
+        return _engines_over_nodes(plan, machine)
     local, beside = plan.cluster == "local", trains and plan.cluster != "local" and not config.cluster.colocate
     counts = {"cluster.policy_workers": plan.ranks, "cluster.rollout_workers": plan.engines}
     if local:
@@ -181,6 +183,24 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
         f"cluster: {_workers(plan.ranks, plan.engines, ' and ')} need {plan.n_devices} devices"
         f"{' at once' if beside else ''}, and the machine has {machine.devices}; "
         f"{', or '.join([*advice, 'take a machine with more'])}"
+    ]
+
+
+def _engines_over_nodes(plan: DevicePlan, machine: Machine) -> list[str]:
+    """The problem that engines have no room: Ray reserves all devices of one together, on one node
+    (`cluster/ray/placement.py`). Ranks with other devices fill nodes one after another. None where nodes are not known.
+    """
+    if machine.devices is None or machine.nodes is None or plan.tensor_parallel == 1:
+        return []
+    each, taken = machine.devices // machine.nodes, plan.ranks if plan.devices[-1].ranks == 0 else 0
+    free = [each - min(each, max(0, taken - node * each)) for node in range(machine.nodes)]
+    room = sum(devices // plan.tensor_parallel for devices in free)
+    if room >= plan.engines:
+        return []
+    return [
+        f"engine.params.tensor_parallel={plan.tensor_parallel}: all devices of an engine are on one node, of {each} "
+        f"devices here, so there is room for {room} of {_many(plan.engines, 'engine')}; allowed: at most {each}, best "
+        "a number that divides it"
     ]
 
 

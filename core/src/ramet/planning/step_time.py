@@ -66,9 +66,8 @@ def step_time(plan: MemoryPlan | str, expected: Expected) -> StepTime | str:
         return "not estimated: on a CPU the model and other programs share the cores"
     if machine.gpu is None:
         return f"not estimated: no speed is known of these GPUs; --on takes a name in place of GiB: {', '.join(GPUS)}"
-    if plan.engine is None or plan.inputs.shape.has_experts:
-        what = "a mixture of experts" if plan.engine is not None else f"engine={config.engine.name}"
-        return f"not estimated: no formula for {what}"
+    if plan.engine is None:
+        return f"not estimated: no formula for engine={config.engine.name}"
     gpu, drawn = GPUS[machine.gpu], draw(config, expected)
     rollouts = rollout_time(plan, drawn, gpu, expected.tool_s)
     per_node = (machine.devices or 1) // (machine.nodes or 1)
@@ -92,7 +91,11 @@ def _passes(plan: MemoryPlan, update: UpdateTime, critic: UpdateTime | None) -> 
     early = train.kl_coef > 0 and train.kl_estimator is KlEstimator.K1_REWARD
     old = train.old_logprobs is OldLogprobs.TRAINER and (several or early)
     reference = train.kl_coef > 0 or Need.REFERENCE in plan.inputs.needs
-    before = (old + reference) * update.forward() if old or reference else 0.0
+    rescored = Need.RESCORED in plan.inputs.needs and plan.inputs.teacher is None
+    passes = old + reference + rescored
+    before = passes * update.forward() if passes else 0.0
+    if plan.inputs.teacher is not None:
+        before += replace(update, model=replace(update.model, shape=plan.inputs.teacher)).forward()
     seconds = update.update()
     if critic is not None:
         before, seconds = before + critic.forward(), seconds + critic.update()

@@ -42,7 +42,7 @@ def time_table(time: StepTime | str, expected: Expected) -> list[str]:
     for phase, seconds in time.phases.items():
         lines.append(f"  {phase:{width}}{seconds:7.1f}{_made_of(time, phase)}".rstrip())
     lines.append(f"  {'step':{width}}{time.seconds:7.1f}{'  rollouts run during the rest' if time.ahead else ''}")
-    lines += [_bound(time), _counted(time, expected)]
+    lines += [_bound(time), _counted(time, expected), *_compiled(time)]
     found = gains(time, expected)[:3]
     listed = ", ".join(map(str, found)) or f"none that is planned gains {WORTHWHILE:.0%}"
     return [*lines, f"what would gain most, each by itself: {listed}"]
@@ -82,6 +82,16 @@ def _counted(time: StepTime, expected: Expected) -> str:
         f"counted on: responses of {drawn.lengths.mean():,.0f} tokens in the mean (--response-tokens), prompts of "
         f"{drawn.prompt:,}; {tools if drawn.calls else 'no tool calls'}"
     )
+
+
+def _compiled(time: StepTime) -> list[str]:
+    """A line on compilation, whose gain differs too much between models to be estimated."""
+    if not time.plan.inputs.config.policy.compile:
+        return []
+    return [
+        "not estimated: what policy.compile=true saves; these are the seconds without it (measured on one H200: 1.06 "
+        "times the tokens a second with blocks of 7B, 1.23 times with 1.5B; docs/hardware.md)"
+    ]
 
 
 def gains(time: StepTime, expected: Expected) -> list[Gain]:

@@ -7,7 +7,13 @@
 W are the weights of all linear layers and the head, L blocks, Q = heads * head_dim. Mini-batches are cut and packed by
 the planner's own code (`policy/batching`). All ranks make each pass together, so it takes what the busiest one needs.
 The ranks that share a copy of the weights gather them in every forward and backward pass, in `model.dtype`, and add up
-their gradients in float32; that counts where it takes longer than the computation.
+their gradients in float32; that counts where it takes longer than the computation. U ranks that share sequences
+(`policy.sequence_parallel`) exchange positions for heads around every attention, which waits for it:
+
+    T (2 Q + 2 K) c (1 - 1/U) bytes of a rank in each block's forward pass, and as many in its backward pass
+
+T are a rank's tokens, c the bytes of `model.dtype`, K = key heads * head_dim, with key heads repeated where U does not
+divide their number.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import gcd
 
 import torch
 
@@ -82,17 +89,19 @@ class UpdateTime:
     def forward(self) -> float:
         """Seconds of log-probabilities or values of all rollouts."""
         passes = self.passes(range(len(self.drawn.lengths)))
-        return self._seconds(passes, factor=1, exchanged=self.gathered())
+        return self._seconds(passes, factor=1, exchanged=self.gathered(), swaps=1)
 
     def update(self, *, exchanges: bool = True) -> float:
         """Seconds of all optimiser steps of one training step; without `exchanges` as if ranks' were free."""
         model, train = self.model, self.model.config.train
         lora = bool(model.config.policy.lora_rank)
         every = model.config.policy.checkpoint_every
-        factor = (2 if lora else 3) + (1 / every if every else 0)
+        again = 1 / every if every else 0.0
+        factor, swaps = (2 if lora else 3) + again, 2 + again if exchanges else 0.0
         exchanged = 2 * self.gathered() + self._summed() if exchanges else 0.0
         drawn = [self.passes(rows) for rows in self.minibatches()]
-        seconds = sum(self._seconds(passes, factor=factor, exchanged=exchanged) for passes in drawn) / len(drawn)
+        measured = [self._seconds(passes, factor=factor, exchanged=exchanged, swaps=swaps) for passes in drawn]
+        seconds = sum(measured) / len(drawn)
         moved = 4 * MASTER * self._trained / HOST if model.config.policy.offload is Offload.OPTIMIZER else 0.0
         return train.epochs * train.minibatches * (seconds + self._optimiser_step()) + moved
 
@@ -132,16 +141,26 @@ class UpdateTime:
 
     def waited_share(self) -> float:
         """Share of an update's time in which ranks wait for the busiest."""
-        drawn = [self.passes(rows) for rows in self.minibatches()]
-        shape = self.model.shape
-        spent = sum(max(column) for passes in drawn for column in _columns(passes, shape))
-        even = sum(sum(column) / len(column) for passes in drawn for column in _columns(passes, shape))
-        return 1 - even / spent
+        columns = [column for rows in self.minibatches() for column in _columns(self.passes(rows))]
+        flops = [[work.flops(self.model.shape) for work in column] for column in columns]
+        return 1 - sum(sum(column) / len(column) for column in flops) / sum(map(max, flops))
 
-    def _seconds(self, passes: Passes, *, factor: float, exchanged: float) -> float:
-        """Seconds of some passes, each of `factor` forward passes' FLOP, during which so many seconds are exchanged."""
-        rate = self.gpu.flops * COMPUTE * self.model.config.policy.sequence_parallel / factor
-        return sum(max(max(column) / rate, exchanged) for column in _columns(passes, self.model.shape))
+    def _seconds(self, passes: Passes, *, factor: float, exchanged: float, swaps: float) -> float:
+        """Seconds of some passes, each of `factor` forward passes' FLOP, during which so many seconds are exchanged.
+        Positions are exchanged for heads `swaps` times.
+        """
+        rate, seconds = self.gpu.flops * COMPUTE * self.model.config.policy.sequence_parallel / factor, 0.0
+        for column in _columns(passes):
+            computed = max(work.flops(self.model.shape) for work in column) / rate
+            seconds += max(computed, exchanged) + swaps * self.swapped(max(work.tokens for work in column))
+        return seconds
+
+    def swapped(self, tokens: float) -> float:
+        """Seconds in which the ranks that share so many tokens exchange positions for heads in one forward pass."""
+        shape, shared = self.model.shape, self.model.config.policy.sequence_parallel
+        keys = shape.keys * (shared // gcd(shape.kv_heads, shared))
+        sent = tokens / shared * 2 * (shape.queries + keys) * self.model.computed * (1 - 1 / shared)
+        return shape.layers * sent / self.link(shared)
 
     def gathered(self) -> float:
         """Seconds to gather all weights once; offloaded ones come from the host before."""
@@ -179,7 +198,7 @@ def _packed(lengths: Sequence[int], layout: PackedLayout, knows_borders: bool) -
     return Work(sum(lengths), pairs)
 
 
-def _columns(passes: Passes, shape: ModelShape) -> list[list[float]]:
-    """FLOP of every part in each pass; a part without that many passes an empty one."""
-    most = max(map(len, passes))
-    return [[part[i].flops(shape) if i < len(part) else 0.0 for part in passes] for i in range(most)]
+def _columns(passes: Passes) -> list[list[Work]]:
+    """The work of every part in each pass; of a part without that many passes none."""
+    most, none = max(map(len, passes)), Work(0.0, 0.0)
+    return [[part[i] if i < len(part) else none for part in passes] for i in range(most)]

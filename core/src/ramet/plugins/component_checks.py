@@ -27,6 +27,7 @@ from ramet.types import (
     RolloutStep,
     Services,
     Stateful,
+    StepBudget,
     Task,
     Tool,
     ToolSchema,
@@ -75,6 +76,7 @@ OPTIONAL: dict[str, tuple[type[Any], tuple[str, ...]]] = {  # method -> its form
     "start": (_Starts, ("tool", "reward")),
     "check_task": (_ChecksTasks, ("reward",)),
     "check_tools": (_ChecksTools, ("reward",)),
+    "allocate": (StepBudget, ("branch policy",)),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -33,6 +33,7 @@ class GroupToLearn:
     number: int  # in its step
     group: ScoredGroup
     greedy: float | None  # the reward of its greedy rollout, for estimators that need one
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # of each configured reward, for estimators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ def learn_group(estimator: AdvantageEstimator, group: GroupToLearn) -> tuple[Tra
     """
     rows = rows_of_group(group.group, group.number)
     greedy = None if group.greedy is None else [group.greedy] * len(rows)
-    batch, metrics = estimate(estimator, TrainBatch(rows=rows), greedy_rewards=greedy)
+    step = TrainBatch(rows=rows, reward_weights=group.reward_weights)
+    batch, metrics = estimate(estimator, step, greedy_rewards=greedy)
     return batch, LearnedGroup(n_rows=len(rows), versions=TokenVersions.of(rows), metrics=metrics)
 
 

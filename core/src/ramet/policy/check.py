@@ -11,9 +11,10 @@ from ramet.config.schema import Attention, Config, MinibatchOf, Offload, PolicyC
 from ramet.models.attention import COMPILER_OFF, check_attention, chosen_attention, is_plain
 from ramet.models.check import read_config
 from ramet.models.loading import device_kind
+from ramet.models.mixture import check_dense
 from ramet.policy.batching.shared import WORTHWHILE
 from ramet.policy.distributed.ulysses import check_ulysses
-from ramet.policy.lora import check_lora, check_lora_of
+from ramet.policy.lora import check_lora
 from ramet.policy.shared_attention import check_sharing, shared_by_auto, sharing_problems
 
 
@@ -30,6 +31,7 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
             "takes its own device; allowed with several: auto, cpu, cuda"
         )
     described = read_config(config.model)
+    problems += check_dense(described)
     problems += check_attention(config.model, device=device, described=described)
     if described is not None and config.policy.sequence_parallel > 1:
         problems += check_ulysses(described, config.policy.sequence_parallel)
@@ -44,7 +46,7 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
     if config.policy.compile:
         problems += check_compiler(config, device)
     if config.policy.lora_rank:
-        problems += check_lora() + ([] if described is None else check_lora_of(described))
+        problems += check_lora()
     return problems
 
 

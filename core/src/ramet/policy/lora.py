@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ramet.errors import ConfigError, MissingHere
 from ramet.hub import HubName, cached_name
@@ -29,27 +29,11 @@ if TYPE_CHECKING:
 
 HOST = torch.device("cpu")
 KEY = "policy.lora_rank"
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 SCALE = 2  # alpha / rank: with it the size of an update does not depend on the rank
 PEFT = "base_model.model."  # what peft puts before every name in its files
 BASE, FACTOR_A, FACTOR_B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # as peft names it
 FILE_A, FILE_B = ".lora_A.weight", ".lora_B.weight"  # the same in peft's files
-
-
-def has_experts(described: PretrainedConfig) -> bool:
-    """Whether it is a mixture of experts: models call their number by one of these names."""
-    return any((getattr(described, name, None) or 0) > 1 for name in EXPERTS)
-
-
-def check_lora_of(described: PretrainedConfig, key: str = KEY) -> list[str]:
-    """The problem that the model is a mixture: its experts are in fused tensors, and no linear layers."""
-    if not has_experts(described):
-        return []
-    return [
-        f"{key}: the model ({described.model_type}) is a mixture of experts, whose fused weights adapters "
-        "do not reach: only its attention would be trained; allowed: 0, which trains all weights"
-    ]
 
 
 def check_lora(key: str = KEY) -> list[str]:

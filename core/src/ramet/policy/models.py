@@ -1,4 +1,4 @@
-"""The models of a policy worker: the trained one and its frozen reference, unsharded or sharded over ranks."""
+"""The models of a policy worker: the trained one, its frozen reference and a teacher, unsharded or sharded."""
 
 from __future__ import annotations
 
@@ -84,17 +84,34 @@ def build_trainable(
 
 def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
     """The weights that the run starts from, in `model.dtype`, frozen; resuming does not change them."""
+    return _frozen_model(spec, spec.model, world_size=world_size, group=group)
+
+
+def teacher_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
+    """The teacher, frozen, in `model.dtype`. Raises `ConfigError` for one whose logits are not its head's output."""
+    assert spec.teacher is not None
+    try:
+        wrapped = _frozen_model(spec, spec.teacher, world_size=world_size, group=group)
+        check_head(wrapped.model)
+    except ConfigError as error:
+        raise ConfigError(f"train.teacher: {str(error).removeprefix('model.path: ')}") from error
+    return wrapped
+
+
+def _frozen_model(
+    spec: PolicySpec, config: ModelConfig, *, world_size: int, group: ProcessGroup | None
+) -> LogprobModel:
     sharded = world_size > 1
-    model, files = _load(spec.model, sharded=sharded)
+    model, files = _load(config, sharded=sharded)
     model.requires_grad_(False)
-    _install_attention(model, spec.policy.share_prefixes, resolve_device(spec.model), group)
+    _install_attention(model, spec.policy.share_prefixes, resolve_device(config), group)
     wrapped = LogprobModel(model, group)
     offload = spec.policy.offload is Offload.ALL
     if sharded:
-        shard(wrapped, blocks_of(model), resolve_device(spec.model), offload=offload, replicas=spec.policy.replicas)
+        shard(wrapped, blocks_of(model), resolve_device(config), offload=offload, replicas=spec.policy.replicas)
     if files is not None:
-        device = HOST if offload else resolve_device(spec.model)
-        read_shards(wrapped, model, files, device, DTYPES[spec.model.dtype])
+        device = HOST if offload else resolve_device(config)
+        read_shards(wrapped, model, files, device, DTYPES[config.dtype])
     return wrapped
 
 

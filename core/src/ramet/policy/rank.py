@@ -1,4 +1,4 @@
-"""One rank of the training side: the policy, its frozen reference, and the critic if an algorithm needs values.
+"""One rank of the training side: the policy, and its frozen reference, a teacher and the critic if they are needed.
 
 A plain class whose methods have arguments and results that pickle, so that a thread of this process calls them, or Ray
 (`cluster.interfaces.Ranks`). Every rank is called with the same arguments, takes its part of the rows
@@ -35,7 +35,7 @@ from ramet.policy.distributed.sharding import reshard
 from ramet.policy.lora import merged_shapes, merged_weights
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.model_trainer import ModelTrainer
-from ramet.policy.models import build_trainable, reference_model, trainable_model
+from ramet.policy.models import build_trainable, reference_model, teacher_model, trainable_model
 from ramet.policy.objective import Objective
 from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
@@ -64,6 +64,7 @@ class PolicyRank:
         module = trainable_model(spec, world_size=world_size, group=group)
         self.model = module.model
         self.reference = reference_model(spec, world_size=world_size, group=group) if spec.needs_reference else None
+        self.teacher = None if spec.teacher is None else teacher_model(spec, world_size=world_size, group=group)
         self.policy = ModelTrainer(
             module,
             module.model,
@@ -124,6 +125,12 @@ class PolicyRank:
             raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
         options = self._with(Entropy.NONE)
         results = self.policy.compute("reference log-probs", rows, *options, module=self.reference, on_all=on_all)
+        return [logprobs for (logprobs,) in results]
+
+    def rescore(self, rows: Sequence[Row]) -> list[Floats]:
+        """Return what `logprobs` does, by the teacher; without one by the policy under the current weights."""
+        options = self._with(Entropy.NONE)
+        results = self.policy.compute("rescored log-probs", rows, *options, module=self.teacher)
         return [logprobs for (logprobs,) in results]
 
     def take(self, parts: Iterable[TrainBatch], kl_coef: float) -> None:
@@ -196,7 +203,7 @@ class PolicyRank:
 
     def rest(self) -> None:
         """Use as little device memory as possible until the next call: an engine on this device is about to work."""
-        self.policy.rest(*([self.reference] if self.reference is not None else []))
+        self.policy.rest(*(model for model in (self.reference, self.teacher) if model is not None))
         if self.critic is not None:
             self.critic.rest()
 

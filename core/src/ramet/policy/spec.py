@@ -19,6 +19,7 @@ class PolicySpec:
     total_steps: int  # training steps of the complete run, for the schedule
     seed: int
     needs: frozenset[Need] = field(default_factory=frozenset)  # of the advantage estimator
+    teacher: ModelConfig | None = None  # scores rollouts for the estimator; None: nothing, or the policy does
     critic_warmup_steps: int = 0  # first steps, without an update of the policy; its schedule begins then
 
     @property

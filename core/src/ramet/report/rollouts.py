@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramet.credit.files import folder_of, read_credit
 from ramet.evaluate.stored import StoredEvaluation
 from ramet.report.group_counts import GroupCounts
 from ramet.report.tree import Splitter, group_data
@@ -64,11 +65,13 @@ def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitte
         measured = _collect_evaluation(evaluation, split, max_bytes // 2 if files else max_bytes)
         scripts, notes = measured.scripts, measured.notes
     bytes_left = max_bytes - sum(map(len, scripts))
-    played = _collect_files(files, split, bytes_left)
+    played = _collect_files(files, split, bytes_left, read_credit(folder_of(run)))
     return Steps(scripts=[*played.scripts, *scripts], notes=[*played.notes, *notes], counts=played.counts)
 
 
-def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: int) -> Steps:
+def _collect_files(
+    files: Sequence[RecordedFile], split: Splitter, max_bytes: int, credit: Sequence[dict[str, Any]]
+) -> Steps:
     kept: dict[int, str] = {}
     notes: list[str] = []
     left_out: list[RecordedFile] = []
@@ -77,7 +80,8 @@ def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: in
         file, of_file = files[index], GroupCounts()
         try:
             records = enumerate(of_file.counted(read_records(file.path), file.kind))
-            groups = ({**group_data(record, i, split), "kind": file.kind} for i, record in records)
+            measured = credit if file.kind == "step" else ()
+            groups = ({**group_data(record, i, split, measured), "kind": file.kind} for i, record in records)
             script, n_left = _script(groups, max_bytes, whole=bool(kept))
         except UNREADABLE as error:
             notes.append(f"{title(file)}: its rollouts could not be read ({type(error).__name__}: {error}).")

@@ -91,9 +91,11 @@ class TokenizerSplitter:
         return texts
 
 
-def group_data(record: GroupRecord, index: int, split: Splitter) -> Node:
-    """The group as JSON data. `index` is its position in the step, as in a link `#s3/g2`."""
-    scored = record.group.rollouts
+def group_data(record: GroupRecord, index: int, split: Splitter, credit: Iterable[Node] = ()) -> Node:
+    """The group as JSON data. `index` is its position in the step, as in a link `#s3/g2`; `credit` has rows of
+    `ramet credit`, this group's among them.
+    """
+    scored, worth = record.group.rollouts, _worth(record, index, credit)
     by_id = {scored_rollout.rollout.id: scored_rollout.rollout for scored_rollout in scored}
     return {
         "step": record.step,
@@ -104,9 +106,21 @@ def group_data(record: GroupRecord, index: int, split: Splitter) -> Node:
         "gold": list(record.group.task.answer),
         "prompt": _prompt(scored),
         "rollouts": [
-            _rollout(scored_rollout, by_id, record.advantages.get(scored_rollout.rollout.id), split)
+            _rollout(scored_rollout, by_id, record.advantages.get(scored_rollout.rollout.id), split, worth)
             for scored_rollout in scored
         ],
+    }
+
+
+def _worth(record: GroupRecord, index: int, credit: Iterable[Node]) -> dict[int, list[float | None]]:
+    """Return what turns were worth, with the limits of the interval, by the segment that was sampled in them."""
+    rollouts = {f"{record.step}/{index}/{scored.rollout.id}": scored.rollout for scored in record.group.rollouts}
+    return {
+        id(segment): [_number(row["worth"][name]) for name in ("mean", "low", "high")]
+        for row in credit
+        if row["rollout"] in rollouts
+        for segment in rollouts[row["rollout"]].segments
+        if segment.kind is SegmentKind.TURN and segment.turn == row["turn"]
     }
 
 
@@ -118,11 +132,15 @@ def _prompt(scored: Sequence[ScoredRollout]) -> Node | None:
 
 
 def _rollout(
-    scored: ScoredRollout, by_id: dict[str, Rollout], advantages: array[float] | None, split: Splitter
+    scored: ScoredRollout,
+    by_id: dict[str, Rollout],
+    advantages: array[float] | None,
+    split: Splitter,
+    worth: Mapping[int, list[float | None]],
 ) -> Node:
     rollout = scored.rollout
     start = _own_start(rollout, by_id)
-    segments = list(_segments(rollout, start, advantages, split))
+    segments = list(_segments(rollout, start, advantages, split, worth))
     first_turn = (rollout.fork_turn or 0) if rollout.parent in by_id else 0
     calls = [call for call in rollout.tool_calls if call.turn >= first_turn]
     return {
@@ -181,7 +199,13 @@ def _n_prompt(rollout: Rollout) -> int:
     return next((i for i, s in enumerate(rollout.segments) if s.kind is not SegmentKind.PROMPT), len(rollout.segments))
 
 
-def _segments(rollout: Rollout, start: int, advantages: array[float] | None, split: Splitter) -> Iterable[Node]:
+def _segments(
+    rollout: Rollout,
+    start: int,
+    advantages: array[float] | None,
+    split: Splitter,
+    worth: Mapping[int, list[float | None]],
+) -> Iterable[Node]:
     for segment, offset in list(_response(rollout))[start - _n_prompt(rollout) :]:
         node: Node = {"kind": str(segment.kind), "turn": segment.turn, "text": segment.text, "n": len(segment)}
         if rollout.thread_starts:
@@ -192,6 +216,8 @@ def _segments(rollout: Rollout, start: int, advantages: array[float] | None, spl
             node["entropies"] = _numbers(segment.entropies)
             node["logprobs"] = _numbers(segment.logprobs)
             node["advantages"] = _constant_or_list(advantages, offset, len(segment))
+        if id(segment) in worth:
+            node["worth"] = worth[id(segment)]
         yield node
 
 

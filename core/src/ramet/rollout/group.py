@@ -378,10 +378,12 @@ class GroupScheduler:
                 self.history.leave_rest()
 
     def _start_roots(self, n: int) -> None:
+        begin, prompt = self.job.begin, self.job.prompt
         for _ in range(n):
             path = self._new_path()
-            self.history.add_root(path)
-            self._start(new_root(self._key(path), self.job.prompt))
+            self.history.add_root(path, turns=() if begin is None else begin.turns)
+            key = self._key(path)
+            self._start(new_root(key, prompt) if begin is None else begin.begin(key, prompt))
 
     def _start_from(self, start: StartFrom) -> None:
         prefix = self.job.prefixes[start.prefix]

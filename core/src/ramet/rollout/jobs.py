@@ -14,10 +14,9 @@ from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.engines.protocol import Engine
 from ramet.errors import ConfigError
 from ramet.plugins.component_checks import is_agent
-from ramet.rollout.plan import RolloutRequest
-from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
+from ramet.rollout.plan import GrantedGroup, RolloutRequest
+from ramet.rollout.prefixes import StoredPrefix, prefixes_with_room, prompt_problems
 from ramet.rollout.prompts import make_prompt, prompt_segment
-from ramet.rollout.record import GroupRecord
 from ramet.types import RolloutStep, Segment, Task, ToolSchema
 from ramet.types.task import FROM_ROW
 
@@ -34,6 +33,8 @@ class GroupJob:
     step: int
     prompt: Segment
     prefixes: tuple[StoredPrefix, ...] = ()  # that the policy may start from
+    begin: StoredPrefix | None = None  # where its roots begin; None: at the prompt
+    granted: GrantedGroup | None = None  # by a step budget
 
 
 class JobMaker:
@@ -100,12 +101,26 @@ class JobMaker:
         """One for each task, in order. Raises `ConfigError` with all prompts that cannot be used."""
         jobs, problems = [], []
         room = self._engine.info.max_tokens
-        for task, name in zip(request.tasks, request.task_names(), strict=True):
+        granted: Sequence[GrantedGroup | None] = request.granted or [None] * len(request.tasks)
+        for task, name, group in zip(request.tasks, request.task_names(), granted, strict=True):
             prompt = self._prompt(task)
-            kept = request.stored.get(task.id) if request.plan.branch else None
-            jobs.append(GroupJob(task=task, name=name, step=request.step, prompt=prompt, prefixes=self._prefixes(kept)))
-            if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
-                problems.append(problem)
+            kept, begin = request.stored.get(task.id) if request.plan.branch else None, request.begin
+            prefixes = () if kept is None or not self._takes_prefixes else prefixes_with_room(kept, self._config)
+            jobs.append(
+                GroupJob(
+                    task=task,
+                    name=name,
+                    step=request.step,
+                    prompt=prompt,
+                    prefixes=prefixes,
+                    begin=begin,
+                    granted=group,
+                )
+            )
+            if kept is not None:
+                problems += prompt_problems(kept.step, kept.group.rollouts[0].rollout, prompt)
+            if begin is not None:
+                problems += prompt_problems(begin.source.step, begin.rollout, prompt)
             if len(prompt) >= room:
                 problems.append(
                     f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine {room} with the "
@@ -125,19 +140,6 @@ class JobMaker:
             instruction=self._instruction,
         )
         return prompt_segment(prompt, self._encoder)
-
-    def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
-        """Return the prefixes with room for a turn within the limits, which may differ from when they were stored."""
-        if stored is None or not self._takes_prefixes:
-            return ()
-        config = self._config
-        return tuple(
-            prefix
-            for prefix in prefixes_of(stored)
-            if prefix.n_tokens < config.max_response_tokens
-            and prefix.source.turns < config.max_turns
-            and prefix.n_tool_calls <= config.max_tool_calls
-        )
 
 
 def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:

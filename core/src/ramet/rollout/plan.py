@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import RametError
+from ramet.rollout.prefixes import StoredPrefix
 from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
 
@@ -86,10 +87,25 @@ class ResolvedPlan(RolloutPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedGroup:
+    """The size and beginning of one group, in place of the plan's. `prefix`: number of the one that all begin with."""
+
+    n: int
+    first_root: int = 0  # number of its first root: a task may have several groups in a step
+    prefix: int | None = None
+
+    def plan(self, plan: ResolvedPlan) -> ResolvedPlan:
+        """The plan of this group."""
+        return replace(plan, group_size=self.n, roots=tuple(range(self.first_root, self.first_root + self.n)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
     """Tasks to run in one call, a complete step or a part of one; it pickles.
 
     `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
+    `begin`: of one task, where all of its rollouts begin instead of at the prompt; only in a plan without forks.
+    `granted`: by task, what a step budget granted; None: the plan's size.
 
     A worker's part of a step has the `names` of its tasks among all of the step's, and `deadline_s`: the rest of
     `rollout.step_deadline_s` if it applies. Over Ray the driver sets it.
@@ -99,6 +115,8 @@ class RolloutRequest:
     step: int
     plan: RolloutPlan = RolloutPlan()
     stored: Mapping[str, GroupRecord] = field(default_factory=dict)
+    begin: StoredPrefix | None = None
+    granted: Sequence[GrantedGroup] | None = None
     names: Sequence[str] | None = None
     deadline_s: float | None = None
     ticket: int | None = None  # by which a worker keeps its groups until they are recorded
@@ -114,6 +132,10 @@ class RolloutRequest:
             seen[task.id] += 1
         return names
 
+    def sizes(self, group_size: int) -> list[int]:
+        """Rollouts of each group; `group_size` is the plan's."""
+        return [group_size] * len(self.tasks) if self.granted is None else [group.n for group in self.granted]
+
     def parts(self, n: int) -> list[RolloutRequest]:
         """Split it into `n` parts of neighbouring tasks, or into one for each task if there are fewer."""
         names, n = self.task_names(), min(n, len(self.tasks))
@@ -123,7 +145,8 @@ class RolloutRequest:
     def _part(self, names: Sequence[str], which: slice) -> RolloutRequest:
         tasks = self.tasks[which]
         stored = {task.id: self.stored[task.id] for task in tasks if task.id in self.stored}
-        return replace(self, tasks=tasks, names=names[which], stored=stored)
+        granted = None if self.granted is None else self.granted[which]
+        return replace(self, tasks=tasks, names=names[which], stored=stored, granted=granted)
 
 
 class StepDeadline:
@@ -142,18 +165,23 @@ class StepDeadline:
         return max(0.0, self._seconds - (now - self._started))
 
 
-def check_groups(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:
-    """Raise `RametError` unless there is one group per task, in order, of `size` rollouts each.
+def check_groups(groups: Sequence[Group], tasks: Sequence[Task], size: int | Sequence[int]) -> None:
+    """Raise `RametError` unless there is one group per task, in order, of `size` rollouts each, or of these sizes.
 
     Masked ones count, and those that the branch policy left of the budget. Fewer rollouts than asked for would be a
     smaller step, or an empty one, that looks like any other.
     """
-    n_rollouts, asked = sum(len(group.rollouts) for group in groups), len(tasks) * size
+    sizes = [size] * len(tasks) if isinstance(size, int) else size
+    n_rollouts, asked = sum(len(group.rollouts) for group in groups), sum(sizes)
     in_order = [group.task.id for group in groups] == [task.id for task in tasks]
-    wrong = [f"{group.task.id} has {n}" for group in groups if (n := len(group.rollouts)) + group.n_unused != size]
+    wrong = [
+        f"{group.task.id} has {n} of {size}"
+        for group, size in zip(groups, sizes, strict=False)
+        if (n := len(group.rollouts)) + group.n_unused != size
+    ]
     if in_order and not wrong:
         return
-    detail = f"; of {size} each: {', '.join(wrong[:3])}" if wrong else ""
+    detail = f": {', '.join(wrong[:3])}" if wrong else ""
     raise RametError(
         f"asked for {asked} rollouts of {len(tasks)} tasks, got {n_rollouts} of {len(groups)}{detail}; the "
         "step is not used"

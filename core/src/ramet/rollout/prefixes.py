@@ -8,9 +8,10 @@ text now: it has no log-probabilities, and nothing of it is trained again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ramet.config.schema import RolloutConfig
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -89,8 +90,25 @@ def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
         return None
     roots = {scored.rollout.id: scored.rollout.prefix for scored in group.rollouts if scored.rollout.parent is None}
     inserted: dict[int, Segment] = {}
-    kept = [_cut(scored, roots, inserted) for scored in group.valid if _can_begin(scored.rollout)]
+    kept = [
+        ScoredRollout(
+            rollout=_cut(rollout, n_turns(rollout) - 1, roots[rollout.id.partition(".")[0]], inserted),
+            reward=scored.reward,
+        )
+        for scored in group.valid
+        if _can_begin(rollout := scored.rollout)
+    ]
     return GroupRecord(step=step, group=ScoredGroup(task=group.task, rollouts=tuple(kept))) if kept else None
+
+
+def prefix_of(step: int, rollout: Rollout, turn: int) -> GroupRecord:
+    """Return what `RolloutRequest.stored` takes to continue a rollout of one thread where `turn`, at least 1, begins:
+    its last prefix.
+    """
+    cut = replace(_cut(rollout, turn, rollout.prefix, {}), fault=None, left_out=None)
+    return GroupRecord(
+        step=step, group=ScoredGroup(task=rollout.task, rollouts=(ScoredRollout(rollout=cut, reward=0.0),))
+    )
 
 
 def n_stored_tokens(record: GroupRecord) -> int:
@@ -104,24 +122,50 @@ def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
     return tuple(_prefixes(record))
 
 
-def prompt_problem(record: GroupRecord, prompt: Segment) -> str | None:
-    """Why rollouts of a task cannot continue from its stored group: its prompt has other tokens now."""
-    stored = record.group.rollouts[0].rollout.segments[0]
-    if stored.token_ids == prompt.token_ids:
-        return None
-    return (
-        f"stored prefixes of task {record.group.task.id!r}, step {record.step}: they begin with another prompt "
-        f"({len(stored)} tokens, now {len(prompt)}), of another tokenizer, chat template, rollout step, system prompt "
-        "or set of tools; a rollout cannot continue from them"
+def prefixes_with_room(record: GroupRecord, limits: RolloutConfig) -> tuple[StoredPrefix, ...]:
+    """Return those with room for a turn within the limits, which may differ from when they were stored."""
+    return tuple(
+        prefix
+        for prefix in prefixes_of(record)
+        if prefix.n_tokens < limits.max_response_tokens
+        and prefix.source.turns < limits.max_turns
+        and prefix.n_tool_calls <= limits.max_tool_calls
     )
 
 
-def _cut(
-    scored: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted: dict[int, Segment]
-) -> ScoredRollout:
-    rollout, last = scored.rollout, _n_turns(scored.rollout) - 1
-    end = _turn_starts(rollout.segments, last)[-1]
-    cut = replace(
+def prefix_at(record: GroupRecord, scored: ScoredRollout, turn: int) -> StoredPrefix:
+    """Return the beginning of a recorded rollout of one thread, up to where `turn` begins; it is not masked.
+
+    Turn 0 begins after the prompt, and after the first observation of an environment.
+    """
+    assert scored.reward is not None
+    rollout, root = scored.rollout, scored.rollout.id.partition(".")[0]
+    source = next(other.rollout.prefix for other in record.group.rollouts if other.rollout.id == root)
+    starts = turn_starts(rollout.segments, turn)
+    begun = replace(rollout, segments=tuple(map(_inserted, rollout.segments[: starts[-1]])), prefix=source)
+    return StoredPrefix(source=_source(record.step, begun, turn), reward=scored.reward, rollout=begun, starts=starts)
+
+
+def n_turns(rollout: Rollout) -> int:
+    return 1 + max((s.turn for s in rollout.segments), default=0)
+
+
+def prompt_problems(step: int, stored: Rollout, prompt: Segment) -> list[str]:
+    """Why rollouts of a task cannot continue from a stored one: its prompt has other tokens now."""
+    before = stored.segments[0]
+    if before.token_ids == prompt.token_ids:
+        return []
+    return [
+        f"stored prefixes of task {stored.task.id!r}, step {step}: they begin with another prompt "
+        f"({len(before)} tokens, now {len(prompt)}), of another tokenizer, chat template, rollout step, system prompt "
+        "or set of tools; a rollout cannot continue from them"
+    ]
+
+
+def _cut(rollout: Rollout, last: int, prefix: PrefixSource | None, inserted: dict[int, Segment]) -> Rollout:
+    """Return the rollout up to where turn `last` begins."""
+    end = turn_starts(rollout.segments, last)[-1]
+    return replace(
         rollout,
         segments=tuple(inserted.setdefault(id(s), _inserted(s)) for s in rollout.segments[:end]),
         answer=None,
@@ -129,7 +173,7 @@ def _cut(
         fork_turn=None,
         fork_token=0,
         n_shared=0,
-        prefix=roots[rollout.id.partition(".")[0]],
+        prefix=prefix,
         tool_calls=tuple(call for call in rollout.tool_calls if call.turn < last),
         infos=rollout.infos[:last],
         turn_rewards=rollout.turn_rewards[:last],
@@ -137,7 +181,6 @@ def _cut(
         state_keys=rollout.state_keys[:last],
         stats={},
     )
-    return ScoredRollout(rollout=cut, reward=scored.reward)
 
 
 def _inserted(segment: Segment) -> Segment:
@@ -148,14 +191,10 @@ def _inserted(segment: Segment) -> Segment:
 
 def _can_begin(rollout: Rollout) -> bool:
     """Whether others can continue from one of its turns: it has several, of one thread."""
-    return _n_turns(rollout) > 1 and not rollout.thread_starts
+    return n_turns(rollout) > 1 and not rollout.thread_starts
 
 
-def _n_turns(rollout: Rollout) -> int:
-    return 1 + max((s.turn for s in rollout.segments), default=0)
-
-
-def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
+def turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
     """Segments before each turn, up to number `turns`, which may follow the last segment.
 
     An environment's first observation is of turn 0, and before its sampled tokens.
@@ -168,9 +207,9 @@ def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
 def _prefixes(record: GroupRecord) -> Iterator[StoredPrefix]:
     seen: set[int] = set()
     for scored in record.group.rollouts:
-        rollout, turns = scored.rollout, _n_turns(scored.rollout)
+        rollout, turns = scored.rollout, n_turns(scored.rollout)
         assert scored.reward is not None  # only such rollouts are stored
-        starts = _turn_starts(rollout.segments, turns)
+        starts = turn_starts(rollout.segments, turns)
         for turn in range(1, turns + 1):
             last = id(rollout.segments[starts[turn] - 1])
             if last not in seen:

@@ -21,6 +21,7 @@ from ramet.event_loop import first_error
 from ramet.plugins.component_checks import is_agent
 from ramet.rollout.agents.service import AgentService
 from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.branching.stored_prefix import FromPrefix
 from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
@@ -119,8 +120,8 @@ class RolloutWorker:
         """Run all tasks; groups in their order, none if the plan keeps none. `on_group` is called for each as soon as
         it is complete. `versions`: of the weights that may sample, otherwise a rollout is masked; None: any.
 
-        Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`; all
-        other failures mask the rollouts that they hit.
+        Every group has exactly `group_size` rollouts, or as many as were granted, masked ones included. Raises
+        `PluginError` and `ConfigError`; all other failures mask the rollouts that they hit.
         """
         plan = request.plan.resolved(self.config)
         raise_all(
@@ -145,7 +146,7 @@ class RolloutWorker:
             if on_group is not None:
                 on_group(group)
 
-        with self.watchdog.watching(), self._progress.counting(len(jobs) * plan.group_size) as counts:
+        with self.watchdog.watching(), self._progress.counting(sum(request.sizes(plan.group_size))) as counts:
             share = Share(
                 step=request.step,
                 jobs=jobs,
@@ -178,7 +179,7 @@ class RolloutWorker:
         return self.config.step_deadline_s if request.deadline_s is None else request.deadline_s
 
     async def _run_group(self, job: GroupJob, share: Share, tasks: asyncio.TaskGroup) -> Group:
-        plan = share.plan
+        plan = share.plan if job.granted is None else job.granted.plan(share.plan)
         await self._admission.enter(plan.group_size)  # the watchdog has what the admitted ones wait for
         n_unreleased = plan.group_size
 
@@ -190,8 +191,8 @@ class RolloutWorker:
 
         scheduler = GroupScheduler(
             job=job,
-            policy=self.branch_policy if plan.branch else NoBranching(),
-            context=self._group_context(job.task, share),
+            policy=self._policy_of(job, plan),
+            context=self._group_context(job.task, plan, share),
             step_ends_at=asyncio.get_running_loop().time() + share.deadline.left(),
             deterministic=self.deterministic,
             tasks=tasks,
@@ -205,7 +206,12 @@ class RolloutWorker:
         share.done(group)
         return group
 
-    def _group_context(self, task: Task, share: Share) -> GroupContext:
+    def _policy_of(self, job: GroupJob, plan: ResolvedPlan) -> BranchPolicy:
+        if job.granted is not None and job.granted.prefix is not None:
+            return FromPrefix(job.granted.prefix)
+        return self.branch_policy if plan.branch else NoBranching()
+
+    def _group_context(self, task: Task, plan: ResolvedPlan, share: Share) -> GroupContext:
         return GroupContext(
             engine=self.engine,
             encoder=self.encoder,
@@ -213,7 +219,7 @@ class RolloutWorker:
             task=task,
             schemas=self.jobs.schemas_of(task),
             watchdog=self.watchdog,
-            plan=share.plan,
+            plan=plan,
             seed=self.seed,
             step=self.step,
             config=self.config,

@@ -33,7 +33,8 @@ from ramet.runs.manifest import MANIFEST, read_manifest
 
 logger = logging.getLogger(__name__)
 COMMIT = re.compile(r"@[0-9a-f]{40}$")
-MODELS, DATA = ("model.path", "model.tokenizer"), ("data.train", "data.valid", "sft.data", "sft.valid")
+TEACHER = "train.teacher"
+MODELS, DATA = ("model.path", "model.tokenizer", TEACHER), ("data.train", "data.valid", "sft.data", "sft.valid")
 READ_DATA = ("train", "sft", "data")  # jobs; a recipe may name data that others do not read
 
 
@@ -44,7 +45,7 @@ def fetched(
 
     Its text has the commits, so that later jobs on the run mean the same files; values from the environment
     (`${oc.env:NAME}`) stay unresolved. `commits`: the earlier commits of names (`Manifest.hub`); None: from the run
-    that would be resumed. `weights`: also fetch the weights of `model.path`, unless a server has them. `data`: data
+    that would be resumed. `weights`: also fetch the weights of models, unless a server has them. `data`: data
     sets too. Raises `ConfigErrors` with every problem found; mistakes in other keys before anything is fetched.
     """
     problems: list[str] = []
@@ -96,7 +97,7 @@ class _NamedValue:
         if commit is not None and commit != name.revision:
             logger.info("%s: %s is taken at commit %s, as the run has it", self.key, name, commit[:12])
             name = replace(name, revision=commit)
-        return fetch_model(name, weights=weights and self.key == MODELS[0]) if self.key in MODELS else fetch_data(name)
+        return fetch_model(name, weights=weights and self.key != MODELS[1]) if self.key in MODELS else fetch_data(name)
 
     def read(self, tree: Any) -> Any:
         section, option = self.key.split(".")
@@ -123,7 +124,8 @@ class _NamedValue:
 
 def _named(resolved: Resolved, data: bool, problems: list[str]) -> list[_NamedValue]:
     named: list[_NamedValue] = []
-    for key in (*MODELS, *(DATA if data and resolved.job in READ_DATA else ())):
+    models = MODELS if resolved.job == "train" else MODELS[:2]
+    for key in (*models, *(DATA if data and resolved.job in READ_DATA else ())):
         section, option = key.split(".")
         value = getattr(getattr(resolved.config, section), option)
         for index, text in enumerate(value) if isinstance(value, list) else [(None, value or "")]:

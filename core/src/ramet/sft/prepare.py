@@ -25,6 +25,7 @@ from ramet.models.attention import check_attention
 from ramet.models.check import check_model, read_config
 from ramet.models.encoder import Encoder
 from ramet.models.loading import device_kind, load_tokenizer
+from ramet.models.mixture import check_dense
 from ramet.planning.placement import Machine
 from ramet.plugins.component_checks import is_agent
 from ramet.plugins.plugin_code import code_hash, object_hash
@@ -121,7 +122,9 @@ def check_sft(resolved: Resolved, elsewhere: Machine | None = None) -> CheckedSf
     """
     config = resolved.config
     problems = [*check_model(config.model), *check_strategy(config, launched_world(), elsewhere)]
-    problems += check_attention(config.model, device=device_kind(config.model), described=read_config(config.model))
+    described = read_config(config.model)
+    problems += check_dense(described)
+    problems += check_attention(config.model, device=device_kind(config.model), described=described)
     problems += [*check_trackers(config, resolved.set_by_user), *check_out(config), *_check_lora(config)]
     missing = set_aside_missing(problems) if elsewhere is not None else []
     return replace(check_data(resolved, problems), missing=missing)
@@ -205,10 +208,9 @@ def _check_lora(config: Config) -> list[str]:
     """Why there cannot be an adapter, if there is to be one."""
     if not config.sft.lora_rank:
         return []
-    from ramet.policy.lora import check_lora, check_lora_of
+    from ramet.policy.lora import check_lora
 
-    key, described = "sft.lora_rank", read_config(config.model)
-    return check_lora(key) + ([] if described is None else check_lora_of(described, key))
+    return check_lora("sft.lora_rank")
 
 
 def trace_encoder(config: Config, checked: CheckedSft, tokenizer: PreTrainedTokenizerBase) -> TraceEncoder:

@@ -120,7 +120,7 @@ def _rows_of(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
             moved[field.name] = {name: part[order] for name, part in value.items()}
         elif field.name == "stop":
             moved[field.name] = [value[i] for i in order.tolist()]
-        elif value is not None:
+        elif field.name != "reward_weights" and value is not None:
             moved[field.name] = value[order]
     new_row = torch.full((len(batch.rewards),), -1)
     new_row[order] = torch.arange(len(order))
@@ -129,7 +129,7 @@ def _rows_of(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
 
 
 def _token_fields(batch: AdvantageInputs) -> dict[str, Tensor]:
-    shape, apart = batch.mask.shape, ("mask", "turn_rewards", "state_ids")
+    shape, apart = batch.mask.shape, ("mask", "turn_rewards", "state_ids", "probe_logprobs")
     return {name: value for name, value in _tensors(batch).items() if value.shape == shape and name not in apart}
 
 

@@ -75,6 +75,9 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: b
         greedy_rewards=torch.randn(3, generator=generator)[torch.tensor(GROUPS)]
         if Need.GREEDY_ROLLOUT in needs
         else None,
+        rescored_logprobs=_rescored(old, mask) if Need.RESCORED in needs else None,
+        probe_logprobs=_probed(turn_ids) if Need.PROBED in needs else None,
+        reward_weights={"correct": 1.0, "format": 0.5},
     )
 
 
@@ -126,6 +129,22 @@ def _turn_rewards(generator: torch.Generator, turn_ids: Tensor) -> Tensor:
     drawn = torch.randn(len(turn_ids), generator=generator)
     second = torch.where((turn_ids == 1).any(1), drawn, float("nan"))
     return torch.stack([torch.full_like(second, float("nan")), second], dim=1)
+
+
+def _rescored(old: Tensor, mask: Tensor) -> Tensor:
+    """`[N, T]`: likelier than before, a little less with every position; the last row has no context."""
+    rescored = torch.where(mask, old + 0.3 - 0.05 * torch.arange(WIDTH), 0.0)
+    rescored[-1] = torch.where(mask[-1], float("nan"), 0.0)
+    return rescored
+
+
+def _probed(turn_ids: Tensor) -> Tensor:
+    """`[N, 2]`: likelier at the second turn, where there is one; the second group's task has no probe."""
+    first = -1.0 - 0.1 * torch.tensor(GROUPS)
+    second = torch.where((turn_ids == 1).any(1), first / (2 + torch.arange(len(turn_ids)) % 3), float("nan"))
+    probed = torch.stack([first, second], dim=1)
+    probed[torch.tensor(GROUPS) == 1] = float("nan")
+    return probed
 
 
 def _state_ids(turn_ids: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from ramet.errors import ConfigError, PluginError
 from ramet.rollout.branching.decisions import ask
@@ -19,6 +19,7 @@ from ramet.rollout.branching.group_history import GroupHistory
 from ramet.rollout.keys import path_of
 from ramet.testing.checked import checked, progress
 from ramet.testing.expect import expect, expect_needs
+from ramet.testing.step_budget import check_step_budget
 from ramet.types import (
     AfterTool,
     BranchAction,
@@ -39,6 +40,7 @@ from ramet.types import (
     Start,
     StartFrom,
     StartRoots,
+    StepBudget,
     Stop,
     StopReason,
     Task,
@@ -63,7 +65,7 @@ def check_branch_policy(policy: BranchPolicy) -> None:
     Starts a root at `Start`. Never asks for more than is left of budgets 0, 1, 3 and 100. Forks only rollouts, turns
     and tokens that exist, and stops only running rollouts. `needs` has only inputs of branch policies. Answers the same
     for the same event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that the
-    policy's options do not fit.
+    policy's options do not fit. Its `allocate`, if it has one, is checked as a step budget (`check_step_budget`).
     """
     if hasattr(policy, "needs"):
         unknown = expect_needs(policy) - GIVEN
@@ -81,6 +83,8 @@ def check_branch_policy(policy: BranchPolicy) -> None:
         except ConfigError as error:
             refused.append(f"{budget} ({error})")
     expect(len(refused) < len(BUDGETS), f"refuses every budget: {'; '.join(refused)}")
+    if hasattr(policy, "allocate"):
+        check_step_budget(cast(StepBudget, policy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,13 @@ from ramet.planning.run_plan import DryRun, RunPlan, entries_in_words, model_in_
 from ramet.planning.step_time import step_time
 from ramet.planning.time_report import time_table
 from ramet.policy.check import shares_in_words
+from ramet.rollout.branching.budgets import step_budget
 from ramet.runs.manifest import make_manifest
 from ramet.train.data_sources import source_table
 from ramet.train.prepare import PreparedRun, prepare
-from ramet.types import Need
+from ramet.types import BranchPolicy, Need
+
+UNUSED = 1 / 4  # share of a response below which all results of tools together are small
 
 
 def plan(
@@ -52,7 +55,7 @@ def plan(
         facts={
             "directory": str(run_plan),
             "model": model_in_words(config, memory),
-            "tasks": _tasks(config, prepared) + _order(config),
+            "tasks": _tasks(config, prepared) + _order(config, prepared.components.branch_policy),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
             "tokens": _tokens(config, prepared),
@@ -63,7 +66,7 @@ def plan(
             "staleness": staleness_in_words(config),
             "rewards": entries_in_words(config.rewards),
             "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),
-            "tools": entries_in_words(config.tools),
+            "tools": entries_in_words(config.tools) + _results(config),
             "tags": _foreign_tags(prepared),
             "placement": str(plan_devices(config, machine)),
             "threads": threads_in_words(config, machine),
@@ -103,18 +106,38 @@ def _tasks(config: Config, prepared: PreparedRun) -> str:
     return "; ".join([used, *filter(None, notes)])
 
 
+def _results(config: Config) -> str:
+    """Say how long results may be, where all that a rollout may get leave most of a response unused."""
+    rollout = config.rollout
+    calls = min(rollout.max_tool_calls, rollout.max_turns - 1)
+    most = max((tool.max_result_tokens for tool in config.tools.values()), default=0)
+    if not 0 < calls * most < UNUSED * rollout.max_response_tokens:
+        return ""
+    limits = ", ".join(
+        f"tools.{name}.max_result_tokens={tool.max_result_tokens}" for name, tool in config.tools.items()
+    )
+    return (
+        f"\nresults are cut ({limits}): the {calls} calls of a rollout (rollout.max_tool_calls, rollout.max_turns) "
+        f"bring at most {calls * most:,} of the {rollout.max_response_tokens:,} tokens of a response; raise what a "
+        "longer task needs"
+    )
+
+
 def _foreign_tags(prepared: PreparedRun) -> str:
     tags = [f"<{tag}> ({len(ids)} prompt{'s' if len(ids) != 1 else ''})" for tag, ids in prepared.foreign_tags.items()]
     return f"no tool serves {', '.join(tags)}: a call is answered with an error" if tags else ""
 
 
-def _order(config: Config) -> str:
+def _order(config: Config, policy: BranchPolicy) -> str:
     """How tasks are chosen, where it is not the default."""
     data, shares = config.data, sum(config.data.weights.values())
     notes = [f"{name} {weight / shares:.0%} of draws" for name, weight in data.weights.items()]
     notes += ["from easy to hard in every pass"] if data.order is Order.CURRICULUM else []
     if config.train.resample_rounds:
         notes.append(f"groups without signal replaced up to {config.train.resample_rounds} times")
+    if step_budget(config.train.budget, policy) is not None:
+        drawn = config.train.budget_tasks or config.train.tasks_per_step
+        notes.append(f"a step draws {drawn} and spreads its rollouts by train.budget={config.train.budget}, in waves")
     return f"; {', '.join(notes)}" if notes else ""
 
 

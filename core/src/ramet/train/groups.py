@@ -53,7 +53,7 @@ async def play(
 
     async with first_error(), asyncio.TaskGroup() as scoring:
         playing = scoring.create_task(rollouts.run(request, on_group=on_group))
-    check_groups(playing.result(), request.tasks, rollouts.group_size(request.plan))
+    check_groups(playing.result(), request.tasks, request.sizes(rollouts.group_size(request.plan)))
     if unscored is not None:
         unscored += playing.result()
     return [scored[id(group)] for group in playing.result()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ramet.algorithms.kl_control import KL_HORIZON, KlController
@@ -22,9 +23,11 @@ from ramet.policy.batching.threads import Threads
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
+from ramet.rollout.scoring import ScoredGroup
 from ramet.train.groups import StepClock, lag_metrics
 from ramet.train.preemption import Preemption
 from ramet.train.recording import check_folder, parts_path, record_step, step_records
+from ramet.train.rescoring import Rescorer
 from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
 from ramet.types import AdvantageEstimator, Need
@@ -60,6 +63,8 @@ class Learner:
         self._ranks = ranks
         self._critic = critic
         self._estimator = estimator
+        self._rescorer = Rescorer(config, estimator, ranks)
+        self._reward_weights = {name: reward.weight for name, reward in config.rewards.items()}
         self._needs_reference = needs_reference
         self._preemption = preemption
         self._state = state
@@ -101,7 +106,7 @@ class Learner:
         if self._learn_groups is None or not self._learns_by_group:
             rows = rows_of(played.groups, without=without, min_group=self.min_group)
             metrics |= self._lag_metrics(step, TokenVersions.of(rows), n_rows)
-            batch, reported = await self._train_batch(rows, greedy, clock)
+            batch, reported = await self._train_batch(rows, played.groups, greedy, clock)
         else:
             learned = await self._learn_groups(self._estimator, self._groups(played, greedy), self._kl.coef)
             metrics |= self._lag_metrics(step, TokenVersions.of_parts(group.versions for group in learned), n_rows)
@@ -129,7 +134,7 @@ class Learner:
         """Return the groups that have rows."""
         rewards = [None] * len(played.groups) if greedy is None else greedy
         return [
-            GroupToLearn(number=number, group=group, greedy=reward)
+            GroupToLearn(number=number, group=group, greedy=reward, reward_weights=self._reward_weights)
             for number, (group, reward) in enumerate(zip(played.groups, rewards, strict=True))
             if len(group.valid) >= self.min_group and (greedy is None or reward is not None)
         ]
@@ -178,7 +183,11 @@ class Learner:
         return {"train/kl_coef": used}
 
     async def _train_batch(
-        self, rows: list[Row], greedy: Sequence[float | None] | None, clock: StepClock
+        self,
+        rows: list[Row],
+        groups: Sequence[ScoredGroup],
+        greedy: Sequence[float | None] | None,
+        clock: StepClock,
     ) -> tuple[TrainBatch, dict[str, float]]:
         """The rows with their advantages, and the estimator's metrics."""
         threads = Threads.of(rows)
@@ -188,8 +197,17 @@ class Learner:
             reference = threads.join(await self._ranks.call(PolicyRank.reference_logprobs, threads.rows))
         if self._critic is not None:
             values = threads.join(await self._ranks.call(PolicyRank.values, threads.rows))
+        batch = TrainBatch(
+            rows=rows,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+            kl_coef=self._kl.coef,
+            rescored_logprobs=await self._rescorer.rescored(rows, groups),
+            probe_logprobs=await self._rescorer.probed(rows, groups),
+            reward_weights=self._reward_weights,
+        )
         clock.lap("logprobs")
-        batch = TrainBatch(rows=rows, old_logprobs=old, ref_logprobs=reference, values=values, kl_coef=self._kl.coef)
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
         learned, metrics = estimate(self._estimator, batch, greedy_rewards=baselines, kl_in_reward=self._kl_in_reward)
         if values is not None and learned.returns is None:
@@ -197,7 +215,7 @@ class Learner:
                 f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
                 "trained on them"
             )
-        return learned, metrics
+        return replace(learned, rescored_logprobs=None, probe_logprobs=None), metrics  # no rank reads them
 
     def _policy_learns(self, step: int) -> bool:
         """Whether the critic is warm, if there is one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,13 @@ from ramet.plugins import origin
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
 from ramet.policy.rank import PolicyRank
-from ramet.rollout.plan import RolloutPlan, RolloutRequest
+from ramet.rollout.branching.budgets import step_budget
+from ramet.rollout.plan import GrantedGroup, RolloutPlan, RolloutRequest
+from ramet.rollout.prefixes import prefixes_with_room
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.tracking.trackers import SAMPLES
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
+from ramet.train.budgeted import BudgetedRollouts
 from ramet.train.groups import (
     StepClock,
     check_infrastructure,
@@ -46,7 +49,7 @@ from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
 from ramet.train.step_rollouts import DataPosition, PlayedStep, StepRollouts, StepwiseRollouts
 from ramet.train.validation import Validation
-from ramet.types import Group, Need, Task
+from ramet.types import Group, Need, PrefixView, Task
 
 logger = logging.getLogger(__name__)
 RESCUE_S = 900.0  # for the checkpoint of a run that fails
@@ -110,6 +113,17 @@ class Loop:
         train, state, tasks, sampler = self.config.train, run.state, run.prepared.tasks, run.prepared.sampler
         if state.sampler:
             sampler.restore(state.sampler)
+        budget = step_budget(train.budget, run.prepared.components.branch_policy)
+        if budget is not None:
+            return BudgetedRollouts(
+                self._play_granted,
+                budget,
+                tasks,
+                sampler,
+                config=self.config,
+                prefixes=self._prefix_views,
+                outcomes=state.outcomes,
+            )
         size, rounds = train.tasks_per_step, train.resample_rounds
         by = [name for name, reward in self.config.rewards.items() if reward.resample]
         if not train.staleness:
@@ -245,9 +259,22 @@ class Loop:
                 return await self.validation(step)
 
     async def _play(self, tasks: list[Task], step: int, unscored: list[Group] | None = None) -> list[ScoredGroup]:
+        return await play(self.backend.rollouts, self.scorer, self._request(tasks, step), unscored=unscored)
+
+    def _request(self, tasks: list[Task], step: int) -> RolloutRequest:
         stored = {} if self.prefixes is None else self.prefixes.of(tasks)
-        request = RolloutRequest(tasks=tasks, step=step, plan=self.plan, stored=stored)
-        return await play(self.backend.rollouts, self.scorer, request, unscored=unscored)
+        return RolloutRequest(tasks=tasks, step=step, plan=self.plan, stored=stored)
+
+    async def _play_granted(self, tasks: list[Task], step: int, granted: Sequence[GrantedGroup]) -> list[ScoredGroup]:
+        """Run groups of a step budget. A task's groups have the same name, and roots of different numbers."""
+        request = replace(self._request(tasks, step), granted=granted, names=[task.id for task in tasks])
+        return await play(self.backend.rollouts, self.scorer, request)
+
+    def _prefix_views(self, task: Task) -> tuple[PrefixView, ...]:
+        """The stored prefixes that rollouts of a task may begin with, in the order of the workers' numbers."""
+        stored = None if self.prefixes is None else self.prefixes.of([task]).get(task.id)
+        limits = self.config.rollout
+        return () if stored is None else tuple(prefix.view for prefix in prefixes_with_room(stored, limits))
 
     async def _play_group(self, task: Task, step: int) -> PlayedGroup:
         """Run a group, and its greedy rollout if needed: a step would wait for that if it began after all groups."""
@@ -305,7 +332,7 @@ class Loop:
         self._score = self.validation.score(step, metrics)
         position = self.step_rollouts.position_after(step)
         self.state.sampler, self.state.next_group = position.sampler, position.next_group
-        self.state.block = list(position.block)
+        self.state.block, self.state.outcomes = list(position.block), position.outcomes
         self.state.seconds += time.monotonic() - started
         if unsynced is not None:
             await self._rescue(step)

@@ -32,6 +32,7 @@ from ramet.errors import ConfigError, MissingHere, collected, raise_all, set_asi
 from ramet.models.check import check_model, has_tokenizer
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
+from ramet.models.teacher import check_teacher
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.rollout.prompts import Prompt, markup_in
@@ -118,6 +119,7 @@ def _check_settings(resolved: Resolved, components: Components, elsewhere: bool)
         *check_engine(config),
         *check_cluster(config),
         *check_policy(config, elsewhere=elsewhere),
+        *check_teacher(config),
         *check_trackers(config, resolved.set_by_user),
         *check_components(components, config, training=True),
         *unused_benchmarks(resolved),

@@ -23,22 +23,24 @@ from ramet.config.checks import check
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.config.secrets import HIDDEN
 from ramet.errors import ConfigError, raise_all
 from ramet.event_loop import run_async
 from ramet.export.job import find_checkpoint
 from ramet.io import repeats
 from ramet.models.check import check_model
+from ramet.models.teacher import check_teacher
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.policy.check import check_policy
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import Checkpoint, Checkpoints
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.rollout.branching.budgets import step_budget
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.runs.hub_inputs import fetched
 from ramet.runs.manifest import Manifest, make_manifest, model_sha256, read_run
 from ramet.runs.own_files import file_rights
+from ramet.runs.recomposed import recorded_overrides
 from ramet.runs.resume import RunState, changes
 from ramet.runs.run_dir import RunDir
 from ramet.tracking.run_log import recording
@@ -54,7 +56,6 @@ from ramet.train.step_rollouts import PlayedStep
 from ramet.types import Need, Tracker
 
 logger = logging.getLogger(__name__)
-OVERRIDES = "overrides.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +87,13 @@ class _Source:
         if saved.job != "train":
             raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; only `ramet train` makes updates")
         checkpoint = find_checkpoint(folder / "checkpoints", None)
-        file = folder / OVERRIDES
-        if not file.is_file():
-            raise ConfigError(f"--replay: {file} is missing; it says how the run was configured")
+        overrides = recorded_overrides(folder)
         manifest = RunState.read(folder).manifest
         raise_all(
             f"--replay: {path} is missing; the updates of {checkpoint.folder.name} follow from the records of all steps"
             for path in (record_path(folder, step) for step in range(1, checkpoint.step + 1))
             if not path.exists()
         )
-        overrides = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
         return cls(folder=folder, checkpoint=checkpoint, manifest=manifest, overrides=overrides)
 
     @property
@@ -104,16 +102,20 @@ class _Source:
         data = self.manifest.data["train"]
         return data.tasks - data.too_long - data.by_difficulty
 
-    def step(self, step: int, size: int) -> tuple[PlayedStep, list[GroupRecord]]:
-        """The groups of a step as they were learned from, `size` of them, and the records. Raises `ConfigError`."""
+    def step(self, step: int, size: int | None) -> tuple[PlayedStep, list[GroupRecord]]:
+        """The groups of a step as they were learned from, `size` of them (None: all), and the records.
+
+        Raises `ConfigError`.
+        """
         path = record_path(self.folder, step)
         records = list(read_records(path))
-        if len(records) < size:
+        if size is not None and len(records) < size:
             raise ConfigError(f"{path}: has {len(records)} groups; a step of this run learned from {size}")
         groups = [record.group for record in records]
         numbers = tuple(record.number for record in records if record.number is not None)
         greedy = tuple(reward for record in records for reward in record.greedy)
-        return PlayedStep(groups=groups[:size], replaced=groups[size:], numbers=numbers, greedy=greedy), records
+        replaced = [] if size is None else groups[size:]
+        return PlayedStep(groups=groups[:size], replaced=replaced, numbers=numbers, greedy=greedy), records
 
 
 def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> ReplayResult:
@@ -150,6 +152,7 @@ def _checked(resolved: Resolved, source: _Source) -> Manifest:
         *check_torch(config.run, config.model),
         *check_cluster(config),
         *check_policy(config, elsewhere=False),
+        *check_teacher(config),
     ]
     raise_all(dict.fromkeys(problems))
     manifest = make_manifest(resolved, data=source.manifest.data, model=model_sha256(resolved))
@@ -171,6 +174,7 @@ class _Replay:
         self.source = source
         self.config = config
         self.estimator = components.advantage
+        self.is_uniform = step_budget(config.train.budget, components.branch_policy) is None
         self.run_dir = run_dir
         self.state = TrainState.load(source.checkpoint.folder, source.manifest.data["train"].fingerprint)
         self.steps = source.checkpoint.step
@@ -200,7 +204,7 @@ class _Replay:
         return ReplayResult(run=self.run_dir.path, model=model, steps=self.steps, difference=difference)
 
     async def _step(self, step: int, learner: Learner, tracker: Tracker) -> None:
-        played, records = self.source.step(step, self.config.train.tasks_per_step)
+        played, records = self.source.step(step, self.config.train.tasks_per_step if self.is_uniform else None)
         greedy = list(played.greedy[: len(played.groups)]) if Need.GREEDY_ROLLOUT in self.estimator.needs else None
         if greedy == []:
             raise ConfigError(

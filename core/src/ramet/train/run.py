@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.train.preemption import Preemption
 from ramet.train.prefix_store import PrefixStore
 from ramet.train.prepare import PreparedRun
-from ramet.types import Tracker
+from ramet.types import GroupOutcome, Tracker
 
 FILE = "trainer.json"
 
@@ -32,6 +33,7 @@ class TrainState:
     sampler: dict[str, Any] = field(default_factory=dict)  # after the draws of `step`; empty before the first
     next_group: int | None = None  # its number, with `train.staleness`
     block: list[int] = field(default_factory=list)  # tasks drawn before it that its block must not have again
+    outcomes: Mapping[str, tuple[GroupOutcome, ...]] = field(default_factory=dict)  # by task; for a step budget
     kl_coef: float | None = None  # of the next step, if it follows `train.kl_target`
 
     def save(self, folder: Path) -> None:
@@ -41,8 +43,10 @@ class TrainState:
     def load(cls, folder: Path, data_fingerprint: str) -> TrainState:
         """Raises `ConfigError` if Ramet did not write the file, or its data are others."""
         try:
-            state = cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            fields = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            kept = fields.pop("outcomes", {})  # earlier versions have none
+            state = cls(**fields, outcomes={task: tuple(_outcome(**one) for one in kept[task]) for task in kept})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{folder / FILE}: not the state of a run: {error}") from error
         if state.data_fingerprint != data_fingerprint:
             raise ConfigError(
@@ -50,6 +54,10 @@ class TrainState:
                 f"{data_fingerprint[:12]}); restore the data, or choose another run.name"
             )
         return state
+
+
+def _outcome(*, rewards: Sequence[float | None], **fields: Any) -> GroupOutcome:
+    return GroupOutcome(rewards=tuple(rewards), **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ramet.components.build import Components
 from ramet.config.schema import Config
+from ramet.models.teacher import teacher_config
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.types import CriticOptions, Need
 
@@ -19,6 +20,7 @@ def policy_spec(config: Config, components: Components, total_steps: int) -> Pol
         total_steps=total_steps,
         seed=config.run.seed,
         needs=components.advantage.needs,
+        teacher=teacher_config(config),
         critic_warmup_steps=_critic_options(components).warmup_steps if _needs_critic(components) else 0,
     )
 

@@ -4,7 +4,8 @@ Dynamic sampling (DAPO, arXiv 2503.14476, §3.2): a group whose rewards are all 
 `train.resample_rounds` such groups are replaced, all of a round together, by groups of the next tasks; what still has
 no signal after the last round stays, so that a step always has its size.
 
-Here a step's rollouts run when it is asked for, as with `train.staleness=0`; in `admission` they run ahead.
+Here a step's rollouts run when it is asked for, as with `train.staleness=0`; in `admission` they run ahead, and in
+`budgeted` a step budget chooses the groups.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 from ramet.data.sampler import Sampler
 from ramet.rollout.scoring import ScoredGroup
 from ramet.train.groups import gives_signal
-from ramet.types import Task
+from ramet.types import GroupOutcome, Task
 
 PlayTasks = Callable[[list[Task], int], Coroutine[Any, Any, list[ScoredGroup]]]
 
@@ -27,12 +28,12 @@ PlayTasks = Callable[[list[Task], int], Coroutine[Any, Any, list[ScoredGroup]]]
 class PlayedStep:
     """Tuples that are not empty have one entry per group of `all`."""
 
-    groups: list[ScoredGroup]  # to learn from, as many as train.tasks_per_step
+    groups: list[ScoredGroup]  # to learn from, as many as train.tasks_per_step, or as a step budget granted
     replaced: list[ScoredGroup]  # without signal, in the order in which they were replaced
     numbers: tuple[int, ...] = ()  # of the groups in their order of admission; empty: all began together
     key_steps: tuple[int, ...] = ()  # the steps in their rollouts' keys; empty: the step itself
     greedy: tuple[float | None, ...] = ()  # rewards of greedy rollouts, None: masked; empty: no such rollouts
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of its rollouts, where the workers do not count them
+    metrics: Mapping[str, float] = field(default_factory=dict)  # in addition to what the workers count
 
     @property
     def all(self) -> list[ScoredGroup]:
@@ -46,6 +47,7 @@ class DataPosition:
     sampler: dict[str, Any]  # the sampler's state after the last draw that the step used
     next_group: int | None = None  # its number, where groups are admitted one by one
     block: tuple[int, ...] = ()  # tasks drawn before it that its block must not have again
+    outcomes: Mapping[str, tuple[GroupOutcome, ...]] = field(default_factory=dict)  # by task; for a step budget
 
 
 class StepRollouts(Protocol):

@@ -10,6 +10,7 @@ from ramet.types.algorithm import (
     LossOutput,
     Need,
     PolicyLoss,
+    Probe,
 )
 from ramet.types.benchmark import Benchmark, BenchmarkInfo
 from ramet.types.branch import (
@@ -33,6 +34,7 @@ from ramet.types.branch import (
     Stop,
     TurnView,
 )
+from ramet.types.budget import Grant, GroupOutcome, StepBudget, StepView, TaskView
 from ramet.types.doctor import (
     DoctorCheck,
     DoctorContext,
@@ -109,7 +111,9 @@ __all__ = [
     "FirstTokens",
     "Fork",
     "Generation",
+    "Grant",
     "Group",
+    "GroupOutcome",
     "GroupView",
     "Idle",
     "Insert",
@@ -124,6 +128,7 @@ __all__ = [
     "PolicyLoss",
     "PrefixSource",
     "PrefixView",
+    "Probe",
     "RecordedGroup",
     "Reward",
     "Rollout",
@@ -144,12 +149,15 @@ __all__ = [
     "StartFrom",
     "StartRoots",
     "Stateful",
+    "StepBudget",
     "StepContext",
     "StepResult",
+    "StepView",
     "Stop",
     "StopReason",
     "StoredRun",
     "Task",
+    "TaskView",
     "TemplateFormat",
     "Thread",
     "ThreadStart",

@@ -26,6 +26,8 @@ class Need(StrEnum):
     REFERENCE = "reference"  # log-probabilities of the frozen reference policy
     VALUES = "values"  # a critic
     GREEDY_ROLLOUT = "greedy_rollout"  # one more rollout a task at temperature 0
+    RESCORED = "rescored"  # log-probabilities of the sampled tokens under another model or another context
+    PROBED = "probed"  # log-probabilities of a text of the estimator at the beginning of each turn
     REWARDS = "rewards"  # branch policies: `Scored`, as soon as a rollout's reward is known
     EARLIER_TURNS = "earlier_turns"  # branch policies: forks of stateful rollouts at turns before the newest
     LATE_EVENTS = "late_events"  # branch policies: events after the budget is used up, to `Stop` rollouts
@@ -72,6 +74,9 @@ class AdvantageInputs:
     ref_logprobs: Tensor | None = None  # [N, T]
     values: Tensor | None = None  # [N, T]
     greedy_rewards: Tensor | None = None  # [N] of the greedy rollout of the row's group, token rewards included
+    rescored_logprobs: Tensor | None = None  # [N, T] float32; NaN on the sampled tokens of a row without a context
+    probe_logprobs: Tensor | None = None  # [N, turns] float32, mean over the probe's tokens; NaN where there is none
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # `rewards.NAME.weight` of each configured reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,14 @@ class AdvantageOutput:
     # [N, T] float32, at least 0: how much a token counts in the policy's loss, its KL and entropy terms and its
     # denominators. None: 1.
     weights: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A text whose probability is measured at the beginning of each turn (`Need.PROBED`), as the gold answer."""
+
+    text: str  # measured; special tokens are not parsed
+    before: str = ""  # between the turn's beginning and the text, not measured; special tokens are parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +119,14 @@ class AdvantageEstimator(Protocol):
     which is padded to its own longest response, and its metrics are averaged over the groups by their rows. With
     `cluster=ray` that is in the processes that ran the groups. The padded inputs of a complete step of long rollouts
     take tens of gigabytes. Default "batch".
+
+    What scores tokens and texts for `Need.RESCORED` and `Need.PROBED` is the model `train.teacher`, or without one the
+    policy before the update, at the temperature of sampling.
+    `contexts(group: Sequence[Rollout], rewards: Sequence[float]) -> Sequence[str | None]`: with `Need.RESCORED`, what
+    the scoring model reads in addition, a text for each rollout of one group, None where there is none. It is added at
+    the end of the last message of the prompt. Left out: the sampled tokens are scored in their own context, and a run
+    without a teacher is refused.
+    `probe(task: Task) -> Probe | None`: with `Need.PROBED`, the text; None: the task has none.
     """
 
     needs: frozenset[Need]

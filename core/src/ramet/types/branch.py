@@ -199,7 +199,7 @@ class BranchPolicy(Protocol):
 
     `needs`: ENTROPY to read entropies (engines without exact ones are refused before the start). REWARDS to get
     `Scored`. EARLIER_TURNS to fork stateful rollouts at turns before the newest. LATE_EVENTS to be asked also when the
-    budget is used up. PREFIXES to start from stored prefixes.
+    budget is used up. PREFIXES to start from stored prefixes. A policy may have a second method: `StepBudget`.
     """
 
     needs: frozenset[Need] = frozenset()

@@ -29,6 +29,7 @@ class Attribution(StrEnum):
 
     SOFT = "soft"  # in each rollout that rollout's own
     HARD = "hard"  # in all of them the mean over the rollouts that share the token
+    OWN = "own"  # the one of the rollout that sampled the token; no other trains it
 
 
 class Multiplicity(StrEnum):
@@ -82,10 +83,18 @@ class ArpoAdvantageConfig:
 
     attribution: Attribution = option(
         Attribution.SOFT,
-        "advantage of shared tokens: each rollout's own (soft), or the mean of those that share (hard)",
+        "advantage of shared tokens: each rollout's own (soft), the mean of those that share (hard), or trained only "
+        "in the rollout that sampled them (own)",
     )
     multiplicity: Multiplicity = option(
         Multiplicity.ALL, "weight of a token that d rollouts share: d (all), sqrt(d) or 1 (one)"
     )
     normalize_std: bool = option(True, "divide by the standard deviation of the group")
     eps: float = option(1e-6, "added to the standard deviation, against division by 0", above=0)
+
+    def __post_init__(self) -> None:
+        if self.attribution is Attribution.OWN and self.multiplicity is not Multiplicity.ALL:
+            raise ValueError(
+                f"multiplicity={self.multiplicity.value}: with attribution=own a token is trained once, by the rollout "
+                "that sampled it; allowed: all"
+            )

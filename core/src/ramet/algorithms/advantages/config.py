@@ -30,6 +30,26 @@ class GrpoPasskConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class GdpoConfig:
+    """GDPO (arXiv 2601.05242): each reward is normalised within the group, then weighed and added."""
+
+    weights: dict[str, float] | None = option(
+        None,
+        "weight of each reward (NAME) or part of a reward (NAME/PART) after it is normalised, others are left out; "
+        "null: rewards.NAME.weight of every reward",
+    )
+    batch_std: bool = option(True, "divide by the standard deviation over all rollouts of the step; false: as summed")
+    eps: float = option(1e-6, EPS_HELP, above=0)
+
+
+@dataclass(kw_only=True, slots=True)
+class MaxRlConfig:
+    """MaxRL (arXiv 2602.02710): reward minus the group's mean, divided by that mean."""
+
+    eps: float = option(1e-6, "added to the mean, against division by 0", above=0)
+
+
+@dataclass(kw_only=True, slots=True)
 class ReinforcePpConfig:
     """REINFORCE++ (arXiv 2501.03262). Its KL term is `train.kl_estimator=k1-reward`."""
 

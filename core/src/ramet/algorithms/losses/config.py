@@ -67,6 +67,17 @@ class GmpoConfig:
     clip_high: float = option(0.4, "upper clip of a token's log-ratio, at clip_high", minimum=0)
 
 
+@dataclass(kw_only=True, slots=True)
+class M2poConfig:
+    """M2PO (arXiv 2510.01161): tokens that moved farthest are left out until the rest moved little on average."""
+
+    budget: float = option(
+        0.04,
+        "largest mean of (log ratio)^2 over the kept tokens of a sequence that the clip of PPO could hold",
+        above=0,
+    )
+
+
 class Divergence(StrEnum):
     """How far two policies are apart at a token, seen as sampled or not sampled."""
 

@@ -203,7 +203,8 @@ class PolicyActor(Actor, PolicyRank):
     def start(self, address: str | None) -> None:
         """`address` is the rendezvous; None if there is one rank. After `take_rank`."""
         setup: PolicySetup = self._read_setup()
-        spec = replace(setup.spec, model=on_this_node(setup.spec.model))
+        teacher = None if setup.spec.teacher is None else on_this_node(setup.spec.teacher)
+        spec = replace(setup.spec, model=on_this_node(setup.spec.model), teacher=teacher)
         critic = None if setup.critic is None else replace(setup.critic, model=on_this_node(setup.critic.model))
         use_node_interface()
         set_up_torch(setup.run)

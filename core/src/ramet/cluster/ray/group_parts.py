@@ -188,7 +188,13 @@ def _scores(group: ScoredGroup) -> dict[str, RolloutScore]:
 
 def to_learn(place: GroupPlace, group: GroupToLearn) -> PartToLearn:
     """Return what the worker is sent that has the group."""
-    return PartToLearn(place=place, number=group.number, scores=_scores(group.group), greedy=group.greedy)
+    return PartToLearn(
+        place=place,
+        number=group.number,
+        scores=_scores(group.group),
+        greedy=group.greedy,
+        reward_weights=group.reward_weights,
+    )
 
 
 def to_record(place: GroupPlace, record: GroupRecord, *, made: bool) -> PartGroup:

@@ -46,9 +46,15 @@ class PartToLearn:
     number: int
     scores: Mapping[str, RolloutScore]  # by rollout
     greedy: float | None
+    reward_weights: Mapping[str, float]
 
     def group(self, group: Group) -> GroupToLearn:
-        return GroupToLearn(number=self.number, group=_scored(group, self.scores), greedy=self.greedy)
+        return GroupToLearn(
+            number=self.number,
+            group=_scored(group, self.scores),
+            greedy=self.greedy,
+            reward_weights=self.reward_weights,
+        )
 
 
 @dataclass(frozen=True, slots=True)

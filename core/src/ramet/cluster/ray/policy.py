@@ -38,6 +38,7 @@ COMPUTES = frozenset(
         "logprobs_and_entropies",
         "reference_logprobs",
         "add_reference_logprobs",
+        "rescore",
         "values",
         "update",
         "update_taken",

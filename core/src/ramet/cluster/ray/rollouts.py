@@ -97,7 +97,7 @@ class RayRollouts:
         started = time.monotonic()
         runs: list[asyncio.Task[list[Group]]] = []
         deadline = StepDeadline(self._config.rollout.step_deadline_s) if plan.step_deadline else None
-        with self._progress.counting(n_tasks * self.group_size(plan)) as counts:
+        with self._progress.counting(sum(request.sizes(self.group_size(plan)))) as counts:
             async with first_error(), asyncio.TaskGroup() as running:
                 for part in parts:
                     run = running.create_task(self._run_part(part, deadline, on_group, counts))
@@ -118,7 +118,7 @@ class RayRollouts:
         method, rollouts of a group may start one after the other.
         """
         plan, rollouts = part.plan, self.group_size(part.plan)
-        size = rollouts * len(part.tasks)
+        size = sum(part.sizes(rollouts))
         again = False
         while True:
             worker = await self.workers.dispatcher.acquire(size, first=again)

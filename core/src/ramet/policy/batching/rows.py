@@ -8,7 +8,7 @@ nor the loss can see them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,6 +62,27 @@ class Row:
     @property
     def n_trained(self) -> int:
         return int(self.mask.sum())
+
+
+def scored_row(row: Row, prompt_ids: Ids, response_ids: Ids, mask: NDArray[np.bool_]) -> Row:
+    """Return a sequence that is scored in the name of `row`, and never trained on: log-probabilities of the tokens
+    `response_ids` `[T]` where `mask` `[T]` is True, after `prompt_ids`.
+    """
+    n = len(response_ids)
+    return replace(
+        row,
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        mask=mask,
+        engine_logprobs=np.zeros(n, np.float32),
+        entropies=None,
+        turn_ids=np.zeros(n, np.int32),
+        node_ids=np.arange(n, dtype=np.int32),
+        policy_versions=np.full(n, -1, np.int32),
+        token_rewards={},
+        thread_ids=None,
+        contexts=(),
+    )
 
 
 def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min_group: int = MIN_GROUP) -> list[Row]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ramet.policy.host_memory import sent
 from ramet.types import AdvantageInputs, LossInputs, Need
 
 PER_TOKEN = ("advantages", "old_logprobs", "ref_logprobs", "returns", "values", "weights")  # fields of a batch
+OF_ESTIMATOR = ("rescored_logprobs", "probe_logprobs")  # fields that no rank reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,10 @@ class TrainBatch:
     returns: Sequence[Floats] | None = None  # what the critic is trained towards
     values: Sequence[Floats] | None = None  # the critic's before this step's update
     weights: Sequence[Floats] | None = None  # how much a token counts in the policy's loss; None: 1
+    rescored_logprobs: Sequence[Floats] | None = None  # of a teacher or in another context; only estimators read it
+    probe_logprobs: Sequence[Floats] | None = None  # [turns] each; only estimators read it
     kl_coef: float = 0.0  # of the KL in the loss or in the reward in this step
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # of each configured reward, for estimators
 
     def advantage_inputs(
         self, needs: Collection[Need] = (), greedy_rewards: Sequence[float] | None = None
@@ -70,6 +74,9 @@ class TrainBatch:
             ref_logprobs=_floats(self.ref_logprobs if Need.REFERENCE in needs else None),
             values=_floats(self.values if Need.VALUES in needs else None),
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float32),
+            rescored_logprobs=_floats(self.rescored_logprobs if Need.RESCORED in needs else None),
+            probe_logprobs=_probed(self.probe_logprobs if Need.PROBED in needs else None),
+            reward_weights=self.reward_weights,
         )
 
     def with_advantages(
@@ -87,7 +94,7 @@ class TrainBatch:
         """Return the batch of these rows, whose parents are among them."""
         place = {index: i for i, index in enumerate(indices)}
         rows = [replace(self.rows[i], parent=place.get(self.rows[i].parent, -1)) for i in indices]
-        given = {name: values for name in PER_TOKEN if (values := getattr(self, name))}
+        given = {name: values for name in (*PER_TOKEN, *OF_ESTIMATOR) if (values := getattr(self, name))}
         cut: dict[str, Any] = {name: [values[i] for i in indices] for name, values in given.items()}
         return replace(self, rows=rows, **cut)
 
@@ -209,6 +216,10 @@ def _thread_ids(row: Row) -> Ids:
 
 def _floats(arrays: Sequence[Floats] | None) -> Tensor | None:
     return None if arrays is None else padded(arrays, torch.float32, 0)
+
+
+def _probed(arrays: Sequence[Floats] | None) -> Tensor | None:
+    return None if arrays is None else padded(arrays, torch.float32, float("nan"))
 
 
 def _parts(rows: Sequence[Row]) -> dict[str, Tensor]:

@@ -122,12 +122,18 @@ function segmentNode(segment) {
   if (entropies.length) facts.push(`entropy ${number(mean(entropies), 2)}`);
   if (typeof segment.advantages === "number") facts.push(`advantage ${signed(segment.advantages)}`);
   if (Array.isArray(segment.advantages)) facts.push(`advantage ${signed(mean(known(segment.advantages)))} (per token)`);
+  if (segment.worth) facts.push(worthText(segment.worth));
   if (segment.version !== undefined && segment.version !== null) facts.push(`weights version ${segment.version}`);
   const node = el("div", { class: "segment " + colourOf(segment), "data-segment": segment.kind }, el("div", { class: "meta" }, facts.join("  \u00b7  ")));
   node.append(...(segment.calls || []).map(callNode));
   node.append(segment.tokens ? tokenText(segment) : el("div", { class: "text" }, segment.text));
   if (!segment.tokens && entropies.length) node.append(bars(segment));
   return node;
+}
+
+// What `ramet credit` measured: the difference of the mean rewards of continuations after and before this turn.
+function worthText([mean, low, high]) {
+  return `worth ${signed(mean)}` + (low === null ? "" : ` (95 % interval ${signed(low)} to ${signed(high)})`);
 }
 
 function tokenText(segment) {

@@ -1,4 +1,4 @@
-"""The plots of docs/experiments/branching.md, from stored runs."""
+"""Plots of stored runs: curves over costs, and metrics over steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean
 
-from compare import COSTS, Run, on_grid
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from ramet_benchmarks.branching.compare import COSTS, Run, on_grid
 
 CONTROL = "none"
 INK, GRID, GREY = "#24292f", "#d8dee4", "#8c959f"
@@ -19,7 +20,7 @@ Arms = Mapping[str, Mapping[int, Run]]
 
 
 def plot_curves(path: Path, arms: Arms, control: str, title: str) -> None:
-    """A column per arm, next to the control in grey, and a row per cost; bands are 95 % intervals."""
+    """Draw a column per arm, next to the control in grey, and a row per cost; bands are 95 % intervals."""
     others = [arm for arm in arms if arm != control]
     figure, panels = _figure(len(COSTS), len(others), title)
     for row, (cost, line) in enumerate(zip(COSTS, panels, strict=True)):
@@ -35,7 +36,7 @@ def plot_curves(path: Path, arms: Arms, control: str, title: str) -> None:
 
 
 def plot_steps(path: Path, arms: Arms, metrics: Mapping[str, str], title: str) -> None:
-    """A panel per metric (name -> label) with a line per arm: means over the seeds, step by step."""
+    """Draw a panel per metric (name -> label) with a line per arm: means over the seeds, step by step."""
     figure, panels = _figure(1, len(metrics), title, width=4.2, height=3.0)
     for panel, (metric, label) in zip(panels[0], metrics.items(), strict=True):
         for arm, colour in zip(arms, chain([GREY], cycle(COLOURS)), strict=False):

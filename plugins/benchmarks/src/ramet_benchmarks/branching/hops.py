@@ -29,13 +29,13 @@ HABIT = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Town:
-    """What can be looked up: `index` has the page of each name, `pages` the friends, the best one last."""
+    """Pages of a town: `index` has the page of each name, `pages` the friends, the best one last."""
 
     index: dict[str, str]
     pages: dict[str, str]
 
     def look_up(self, text: str) -> str:
-        """What the search tool returns."""
+        """Return what the search tool answers."""
         return f"={self.index[text]}" if text in self.index else self.pages.get(text, "none")
 
     def friends(self, name: str) -> str:
@@ -43,7 +43,7 @@ class Town:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TownQuestion:
     town: int
     start: str
 
@@ -61,7 +61,7 @@ class Question:
 
 @cache
 def town(number: int) -> Town:
-    """Always the same for the same number."""
+    """Return the town of a number, always the same."""
     random = Random(f"town {number}")
     index = dict(zip(NAMES, random.sample(ascii_uppercase, len(NAMES)), strict=True))
     pages = {
@@ -70,17 +70,17 @@ def town(number: int) -> Town:
     return Town(index=index, pages=pages)
 
 
-def questions() -> list[Question]:
-    """All of them, town after town, the towns in an order that is always the same."""
+def questions() -> list[TownQuestion]:
+    """Return all questions, town after town, the towns in an order that is always the same."""
     random = Random("questions")
     found = []
     for number in random.sample(TOWNS, len(TOWNS)):
-        found += [Question(number, name) for name in random.sample(NAMES, QUESTIONS)]
+        found += [TownQuestion(number, name) for name in random.sample(NAMES, QUESTIONS)]
     return found
 
 
-def trace(question: Question, habit: float, random: Random) -> str:
-    """One written rollout, with this probability of the habit at each page."""
+def trace(question: TownQuestion, habit: float, random: Random) -> str:
+    """Return a written rollout, with this probability of the habit at each page."""
     here, text, name = town(question.town), "", question.start
     for _ in range(HOPS):
         text += _call(here, name) + _call(here, here.index[name])

@@ -15,7 +15,7 @@ from typing import Any
 
 from ramet.evaluate.statistics import student_t, t_within
 
-Run = Mapping[str, Any]  # as in bench/results/branching_equal_calls.json
+Run = Mapping[str, Any]  # the numbers of `runs.run`
 POWER = 0.8
 COSTS = {  # what a curve is drawn over -> the metric of a step that is summed up
     "rollouts": "rollout/rollouts",
@@ -43,7 +43,7 @@ class Interval:
 
 
 def by_arm(runs: Sequence[Run], kind: str) -> dict[str, dict[int, Run]]:
-    """Arm -> seed -> run, in the order of `runs`."""
+    """Return arm -> seed -> run, in the order of `runs`."""
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
         if run["kind"] == kind:
@@ -52,12 +52,12 @@ def by_arm(runs: Sequence[Run], kind: str) -> dict[str, dict[int, Run]]:
 
 
 def differences(arm: Mapping[int, Run], control: Mapping[int, Run], value: Callable[[Run], float]) -> list[float]:
-    """Arm less control, within each seed that both have."""
+    """Return arm less control, within each seed that both have."""
     return [value(arm[seed]) - value(control[seed]) for seed in sorted(arm.keys() & control.keys())]
 
 
 def ratio(arm: Mapping[int, Run], control: Mapping[int, Run], value: Callable[[Run], float]) -> str:
-    """The geometric mean of arm over control within seeds, with its interval; seeds without a value are left out."""
+    """Return the geometric mean of arm over control within seeds, with its interval, over seeds that have a value."""
     pairs = [(value(arm[seed]), value(control[seed])) for seed in sorted(arm.keys() & control.keys())]
     logs = [math.log(one / other) for one, other in pairs if one > 0 and other > 0]
     if not logs:
@@ -68,7 +68,7 @@ def ratio(arm: Mapping[int, Run], control: Mapping[int, Run], value: Callable[[R
 
 
 def detectable(paired: Sequence[float]) -> float:
-    """The smallest true difference that a two-sided paired t test at 5 % finds with probability `POWER`.
+    """Return the smallest true difference that a two-sided paired t test at 5 % finds with probability `POWER`.
 
     (t_0.975 + t_0.8) standard errors of the mean difference, both quantiles with n - 1 degrees of freedom.
     """
@@ -79,7 +79,7 @@ def detectable(paired: Sequence[float]) -> float:
 
 
 def cost(run: Run, of: str) -> list[float]:
-    """What had been spent when each validation was made."""
+    """Return the cost until each validation was made."""
     spent = [0.0, *accumulate(run["per_step"][COSTS[of]])]
     return [spent[step] for step, _ in run["valid"]]
 
@@ -89,7 +89,7 @@ def accuracy(run: Run) -> list[float]:
 
 
 def curve_mean(run: Run) -> float:
-    """The mean height of the validation curve over rollouts, by the trapezoid rule."""
+    """Return the mean height of the validation curve over rollouts, by the trapezoid rule."""
     xs, ys = cost(run, "rollouts"), accuracy(run)
     pairs = pairwise(zip(xs, ys, strict=True))
     return math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairs) / (xs[-1] - xs[0])
@@ -103,18 +103,18 @@ def quality_at_calls(run: Run, spent: float, of: str = "executed tool calls") ->
 
 
 def accuracy_at_calls(run: Run, spent: float, of: str = "executed tool calls") -> float:
-    """The accuracy when so many were executed, between validations by a straight line."""
+    """Return the accuracy when so many were executed, between validations by a straight line."""
     return _at(cost(run, of), accuracy(run), spent)
 
 
 def equal_budgets(arms: Mapping[str, Mapping[int, Run]], of: str) -> dict[int, float]:
-    """Seed -> what every arm of it spent at least."""
+    """Return seed -> what every arm of it spent at least."""
     seeds = set.union(*(set(runs) for runs in arms.values()))
     return {seed: min(cost(runs[seed], of)[-1] for runs in arms.values() if seed in runs) for seed in sorted(seeds)}
 
 
 def p_value(paired: Sequence[float]) -> float:
-    """Of a two-sided paired t test; NaN for fewer than two differences, and where all are equal."""
+    """Return p of a two-sided paired t test; NaN for fewer than two differences, and where all are equal."""
     if len(paired) < 2 or stdev(paired) == 0:
         return math.nan
     t = abs(fmean(paired)) / (stdev(paired) / math.sqrt(len(paired)))
@@ -122,7 +122,7 @@ def p_value(paired: Sequence[float]) -> float:
 
 
 def holm(ps: Mapping[str, float]) -> dict[str, float]:
-    """The p values of a family, corrected (Holm 1979): each is at least the one before it in rising order."""
+    """Return the p values of a family, corrected (Holm 1979): each is at least the one before it in rising order."""
     found: dict[str, float] = {}
     for rank, name in enumerate(sorted(ps, key=lambda name: ps[name])):
         found[name] = min(1.0, max([*found.values(), (len(ps) - rank) * ps[name]]))
@@ -130,7 +130,7 @@ def holm(ps: Mapping[str, float]) -> dict[str, float]:
 
 
 def spent_until(run: Run, target: float, of: str) -> float:
-    """What was spent until the curve first reached `target`, between validations by a straight line; NaN if never."""
+    """Return the cost until the curve first reached `target`, between validations by a straight line; NaN if never."""
     xs, ys = cost(run, of), accuracy(run)
     if ys[0] >= target:
         return xs[0]
@@ -152,7 +152,7 @@ def total(run: Run, metric: str) -> float:
 
 
 def mean_of(run: Run, metric: str) -> float:
-    """Over the steps that have it; NaN where none has."""
+    """Return the mean over the steps that have it; NaN where none has."""
     values = [value for value in run["per_step"].get(metric, ()) if value is not None]
     return fmean(values) if values else math.nan
 

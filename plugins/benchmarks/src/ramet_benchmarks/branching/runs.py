@@ -1,4 +1,7 @@
-"""One seed's SFT checkpoint, and one training run from it with one arm: configuration, measuring, numbers."""
+"""A seed's SFT checkpoint, and a training run from it with one arm: configuration, measuring, numbers.
+
+An arm is a name and the keys in which its runs differ from the others'.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,16 @@ import json
 import os
 import platform
 import shutil
-import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from settings import GROUP, Phase
-from tasks import TaskKind, write
 
-from ramet import Task
+from ramet import ConfigError, Task
 from ramet.cluster.local import LocalRollouts
 from ramet.components.build import Components
 from ramet.components.services import RunServices
@@ -29,22 +31,13 @@ from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.sft import job as sft
 from ramet.tracking.jsonl import read_metrics
 from ramet.train import training
+from ramet_benchmarks.branching.kinds import TaskKind, write
+from ramet_benchmarks.branching.settings import GROUP, SftPhase
+from ramet_benchmarks.branching.tools import give_tools
 
 SAMPLES = 2  # rollouts of a problem measured at temperature 1
-SETTING = "setting.txt"  # beside the data of a seed
+SETTING = "setting.txt"  # next to the data of a seed
 
-ARMS = {
-    "none": ["algorithm=grpo"],
-    "none6": ["algorithm=grpo", "rollout.group_size=6"],  # as many tool calls as the arms with forks
-    "random": ["algorithm=grpo", "branch_policy=random"],
-    "shuffled": ["algorithm=grpo", "branch_policy=shuffled", "branch_policy.params.policy=arpo"],
-    "arpo": ["algorithm=grpo", "branch_policy=arpo"],
-    "arpo_tau": ["algorithm=grpo", "branch_policy=arpo", "branch_policy.params.tau=0.52"],
-    "aepo": ["algorithm=aepo"],
-    "arpo_release": ["algorithm=arpo_release"],
-    "aepo_release": ["algorithm=aepo_release"],
-    "value_guided": ["algorithm=grpo", "branch_policy=value_guided"],
-}
 KEPT = (  # of a step
     "reward/mean", "group/no_signal_share", "rollout/rollouts", "rollout/executed_tool_calls",
     "rollout/logical_tool_calls", "rollout/executed_sampled_tokens", "rollout/forks_per_group",
@@ -56,7 +49,7 @@ KEPT = (  # of a step
 
 
 def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
-    """The folder of this seed, with the model of its last phase of SFT; made once."""
+    """Make the folder of this seed, once, with the model of its last phase of SFT."""
     folder = work / kind.name / f"seed{seed}"
     last = folder / kind.setting.phases[-1].name
     if (last / "model/config.json").is_file():
@@ -74,23 +67,67 @@ def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
 
 
 def check_setting(folder: Path, kind: TaskKind) -> None:
-    """End the program where the folder of a seed was made with another setting."""
+    """Raise `ConfigError` where the folder of a seed was made with another setting."""
     kept = (folder / SETTING).read_text(encoding="utf-8")
     if kept != kind.setting.values:
-        sys.exit(f"{folder} is of another setting: remove it, or choose another --work\n{kept}\n{kind.setting.values}")
+        raise ConfigError(
+            f"{folder} is of another setting: remove it, or choose another --work\n{kept}\n{kind.setting.values}"
+        )
 
 
-def train(folder: Path, kind: TaskKind, arm: str, seed: int) -> dict[str, Any]:
-    """Train from the seed's checkpoint, measure, and give all numbers. What an interrupted run left is removed."""
+def run(
+    work: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int, made_by: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """Train and measure one arm unless it is finished; return its numbers, with `made_by`.
+
+    None: another process runs it. Raises `ConfigError` where what is finished had another setting or other keys.
+    """
+    give_tools()
+    done = work / kind.name / f"seed{seed}" / f"{arm}.json"
+    with locked(work / f"{kind.name}-{seed}-{arm}.lock", wait=False) as is_held:
+        if not is_held:
+            return None
+        if done.is_file():
+            check_setting(done.parent, kind)
+            numbers: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+            if numbers.get("keys", list(keys)) != list(keys):
+                raise ConfigError(f"{done}: was run with {numbers['keys']}, now {list(keys)}; choose another --work")
+            return numbers
+        with locked(work / f"{kind.name}-{seed}.lock", wait=True):
+            folder = prepare(work, kind, seed)
+        numbers = {**made_by, **train(folder, kind, arm, keys, seed)}
+        write_json(done, numbers)
+    accuracy = f"greedy {numbers['greedy']:.3f}, sampled {numbers['sampled']:.3f}"
+    print(f"{kind.name} seed {seed} {arm}: {accuracy}, {numbers['wall_s']:.0f} s", flush=True)
+    return numbers
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Give whether this process holds the lock; it ends with the block, or with the process."""
+    import fcntl  # no run begins on platforms without it
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def train(folder: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int) -> dict[str, Any]:
+    """Train from the seed's checkpoint, measure, and return all numbers. What an interrupted run left is removed."""
     shutil.rmtree(folder / arm, ignore_errors=True)
-    overrides = _train_overrides(kind, folder, arm, seed)
+    overrides = train_overrides(kind, folder, arm, keys, seed)
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
     training.run(compose(overrides, job="train"))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     device = torch.cuda.get_device_name() if torch.cuda.max_memory_allocated() else platform.machine()
     numbers = {
         "device": f"{device}, torch {torch.__version__}",
-        "kind": kind.name, "arm": arm, "seed": seed, "steps": kind.setting.steps, "load": load,
+        "kind": kind.name, "arm": arm, "keys": list(keys), "seed": seed, "steps": kind.setting.steps, "load": load,
         "wall_s": round(wall, 2), "cpu_s": round(cpu, 2),
         **curves(folder / arm),
         **measure([*overrides, f"model.path={folder / arm / 'model'}"], folder / "data/test.jsonl"),
@@ -101,7 +138,7 @@ def train(folder: Path, kind: TaskKind, arm: str, seed: int) -> dict[str, Any]:
 
 
 def curves(run: Path) -> dict[str, Any]:
-    """`per_step`: metric -> one value a step (None: it had none). `valid`: [steps done, sampled accuracy]."""
+    """Return `per_step`, metric -> one value a step (None: absent), and `valid`, [steps done, sampled accuracy]."""
     by_step: dict[int, dict[str, float]] = {}
     for line in read_metrics(run / "metrics.jsonl"):
         by_step.setdefault(line.step, {}).update(line.metrics)
@@ -116,7 +153,7 @@ def curves(run: Path) -> dict[str, Any]:
 
 
 def measure(overrides: list[str], tests: Path) -> dict[str, float]:
-    """Accuracy on the held-out problems: greedy, and of `SAMPLES` rollouts at temperature 1."""
+    """Return the accuracy on the held-out problems: greedy, and of `SAMPLES` rollouts at temperature 1."""
     config = compose(overrides, job="train").config
     tasks = list(from_jsonl(tests, question="prompt"))
     return asyncio.run(_measure(config, tasks))
@@ -145,7 +182,7 @@ async def _measure(config: Config, tasks: list[Task]) -> dict[str, float]:
         await components.scorer.aclose()
 
 
-def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: Phase, seed: int) -> list[str]:
+def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: SftPhase, seed: int) -> list[str]:
     return [
         f"model.path={model}", f"sft.data=[{folder / 'data' / f'{phase.name}.jsonl'}]", f"run.root={folder}",
         f"run.name={phase.name}", f"run.seed={seed}", "rollout_step.system_prompt=never", kind.tool,
@@ -154,8 +191,10 @@ def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: Phase, seed
     ]  # fmt: skip
 
 
-def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int) -> list[str]:
-    """What an arm's preset sets and the comparison holds equal is set again here, the number of updates above all."""
+def train_overrides(kind: TaskKind, folder: Path, arm: str, keys: Sequence[str], seed: int) -> list[str]:
+    """Return the keys of an arm's training. What its preset sets and the comparison holds equal is set again here, the
+    number of updates above all.
+    """
     setting = kind.setting
     rollouts = GROUP * setting.tasks
     return [
@@ -171,12 +210,12 @@ def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int) -> list[
         "rollout.first_tokens=20", "policy_loss.params.dual_clip=3.0",  # the same in all arms: presets differ in it
         f"train.eval_every={setting.every}", "train.eval_first=true", "train.eval_sampling.temperature=1.0",
         "train.save_every=100000", "policy.beta2=0.95", "policy.weight_decay=0.0", "trackers=[jsonl]",
-        *setting.shared_keys, *setting.train_keys, *ARMS[arm],
+        *setting.shared_keys, *setting.train_keys, *keys,
     ]  # fmt: skip
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write a file that appears complete or not at all."""
     torn = path.with_suffix(".torn")
     torn.write_text(json.dumps(body) + "\n", encoding="utf-8")
     torn.replace(path)

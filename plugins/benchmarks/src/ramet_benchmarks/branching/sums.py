@@ -5,7 +5,7 @@
     56-5  ->  51
     51-3  ->  48, which is the answer
 
-After a result the policy calls the tool again or goes on in its head; after the last one there is nothing to choose
+After a result the policy calls the tool again or continues in its head; after the last one there is nothing to choose
 but to copy it. SFT first teaches the skill, with right traces, and then a habit: with probability `HABIT` at each later
 step a trace does the rest in its head, and is wrong by 1 to `MAX_OFFSET`, so that the policy answers right about
 `(1 - HABIT) ** 2` of the time.
@@ -36,7 +36,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """All whose results have two digits, in an order that is always the same."""
+    """Return all whose results have two digits, in an order that is always the same."""
     pairs = [(one, other) for one in range(3, 10) for other in range(3, 10)]
     taken = [(one, other) for one in range(1, 10) for other in range(1, 10)]
     found = [Problem(*pair, both) for pair in pairs for both in taken]
@@ -46,7 +46,7 @@ def problems() -> list[Problem]:
 
 
 def trace(problem: Problem, habit: float, random: Random) -> str:
-    """One written rollout, with this probability of the habit at each later step."""
+    """Return a written rollout, with this probability of the habit at each later step."""
     value = problem.left * problem.right
     text = _call(f"{problem.left}*{problem.right}", value)
     for taken in problem.taken:

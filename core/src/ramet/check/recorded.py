@@ -1,0 +1,181 @@
+"""The recorded rollouts of a run, with what is needed to run them again: tasks, plans and seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from torch import Tensor
+
+from ramet.components.build import Components
+from ramet.components.checks import check_components
+from ramet.components.engines import check_engine
+from ramet.components.prompts import check_prompts
+from ramet.components.toolbox import ToolNames, tool_names
+from ramet.config.checks import check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.errors import ConfigError, collected, raise_all
+from ramet.evaluate import evaluation
+from ramet.evaluate.files import load_results
+from ramet.evaluate.stored import stored_evaluation
+from ramet.export.job import find_checkpoint
+from ramet.models.check import check_model
+from ramet.models.loading import load_model
+from ramet.models.torch_setup import check_torch
+from ramet.plugins.component_checks import is_agent
+from ramet.policy.checkpoint.state import saved_weights
+from ramet.rollout.keys import RolloutKey
+from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.record import GroupRecord, read_records
+from ramet.rollout.record_files import recorded_files
+from ramet.types import Benchmark, Rollout, Task
+
+CHECKPOINTS = "checkpoints"  # of a run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedGroup:
+    """A group of a record. `task` is today's: the prompt may be another one than the record's."""
+
+    record: GroupRecord
+    task: Task
+    name: str  # the task's part of the rollouts' keys
+    plan: RolloutPlan
+    benchmark: str = ""  # of an evaluation
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [scored.rollout for scored in self.record.group.rollouts]
+
+    @property
+    def version(self) -> int | None:
+        """The number of updates of the weights that sampled it; None: of several weights, or of none."""
+        versions = {s.policy_version for rollout in self.rollouts for s in rollout.segments if s.is_sampled}
+        return versions.pop() if len(versions) == 1 else None
+
+    def missing_weights(self, run: Path, config: Config) -> str | None:
+        """Why the weights that sampled it are not in the run; None: they are, or `model.path` has them."""
+        if self.benchmark:
+            return None
+        if self.version is None:
+            return "sampled by weights of several versions; name a model with --model"
+        kept = (run / CHECKPOINTS / f"step_{self.version:06d}").is_dir()
+        if self.version and (config.policy.lora_rank or not kept):
+            return f"the weights after step {self.version}, which sampled it, are not kept; name a model with --model"
+        return None
+
+    def key(self, rollout: Rollout) -> str:
+        return RolloutKey(self.plan.salt, self.record.step, self.name, rollout.id).text
+
+    def why_untested(self, rollout: Rollout) -> str | None:
+        """Why the rollout cannot run again; None: it can."""
+        if rollout.fault is not None:
+            return "masked: its tools or its engine failed"
+        if rollout.prefix is not None or any(r.prefix for r in self.rollouts if r.id == rollout.id.split(".")[0]):
+            return "began with a stored prefix of another step"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTest:
+    """The checked parts of a test, as `ramet train` or `ramet eval` would build them today."""
+
+    resolved: Resolved
+    components: Components
+    tools: ToolNames
+    groups: list[RecordedGroup]
+    benchmarks: dict[str, Benchmark]  # by name; empty: the components' rewards score
+
+
+def weights_after(run: Path, config: Config, step: int) -> dict[str, Tensor]:
+    """Return the weights of a run after a step, from its checkpoint; 0: those that it began with."""
+    if step:
+        return saved_weights(find_checkpoint(run / CHECKPOINTS, step).folder)
+    return dict(load_model(config.model).state_dict())
+
+
+def prepare(
+    folder: Path, resolved: Resolved, *, step: int | None, limit: int | None, with_engine: bool = True
+) -> PreparedTest:
+    """Do all checks, reported together in `ConfigErrors`, and read the record.
+
+    `step`: only of this step; None: of all. `limit`: at most so many groups. `with_engine`: the engine
+    of a training is checked.
+    """
+    if resolved.job == "eval":
+        parts = evaluation.prepare(resolved)
+        prepared = PreparedTest(
+            resolved=resolved,
+            components=parts.components,
+            tools=parts.tools,
+            groups=list(islice(_evaluated(folder, parts, resolved.config.evaluate.k), limit)),
+            benchmarks=dict(parts.benchmarks),
+        )
+    else:
+        components = Components(resolved.config)
+        prepared = PreparedTest(
+            resolved=resolved,
+            components=components,
+            tools=_checked(resolved, components, with_engine),
+            groups=list(islice(_trained(folder, resolved, step), limit)),
+            benchmarks={},
+        )
+    if is_agent(prepared.components.step):
+        name = resolved.config.rollout_step.name
+        raise ConfigError(f"rollout_step={name} is an agent, a program of its own, which cannot be repeated")
+    if not prepared.groups:
+        raise ConfigError(f"{folder} has no recorded rollouts{'' if step is None else f' of step {step}'}")
+    return prepared
+
+
+def _checked(resolved: Resolved, components: Components, with_engine: bool) -> ToolNames:
+    config, tools = resolved.config, ToolNames()
+    problems = [
+        *check(resolved, "train"),
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *(check_engine(config) if with_engine else ()),
+        *check_components(components, config, training=False),
+    ]
+    with collected(problems):
+        tools = tool_names(config)
+        problems += [] if problems else check_prompts(components.step, config, tools)
+    raise_all(dict.fromkeys(problems))
+    return tools
+
+
+def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[RecordedGroup]:
+    if resolved.job != "train":
+        raise ConfigError(f"{folder} is a `ramet {resolved.job}` run, which has no rollouts")
+    for file in recorded_files(folder):
+        if file.kind != "step" or step not in (None, file.step):
+            continue
+        seen: Counter[str] = Counter()
+        for record in read_records(file.path):
+            task = record.group.task
+            name = task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}"
+            seen[task.id] += 1
+            plan = _plan(record, RolloutPlan(temperature=resolved.config.rollout.temperature, salt="train"))
+            yield RecordedGroup(record=record, task=task, name=name, plan=plan)
+
+
+def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> Iterator[RecordedGroup]:
+    """A task has the prompt and the tools that the benchmark's rules give it today."""
+    stored = stored_evaluation(load_results(folder)[0])
+    tasks = {(name, task.id): task for name, of_benchmark in parts.tasks.items() for task in of_benchmark}
+    for name, record in () if stored is None else stored.records():
+        task = tasks.get((name, record.group.task.id))
+        if task is None:
+            raise ConfigError(f"{name} has no task {record.group.task.id!r} now, which {folder} has rollouts of")
+        plan = _plan(record, parts.rules[name].plan(k))
+        yield RecordedGroup(record=record, task=replace(task), name=task.id, plan=plan, benchmark=name)
+
+
+def _plan(record: GroupRecord, plan: RolloutPlan) -> RolloutPlan:
+    rollouts: Sequence[Rollout] = [scored.rollout for scored in record.group.rollouts]
+    has_forks = any(rollout.parent is not None for rollout in rollouts)
+    return replace(plan, group_size=len(rollouts), branch=has_forks, step_deadline=False, counted=False)

@@ -1,0 +1,307 @@
+"""`ramet credit RUN`: continue recorded rollouts before and after each of their turns, and say what each was worth.
+
+The run is only read. Its tools, rollout step, rewards and engine are built as it was configured; the weights are its
+exported model, a checkpoint, or another model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramet.cluster.check import check_cluster
+from ramet.cluster.launch import open_rollouts
+from ramet.components.build import Components, start_rewards
+from ramet.components.checks import check_components
+from ramet.components.engines import check_engine
+from ramet.components.prompts import check_prompts
+from ramet.components.services import RunServices
+from ramet.components.toolbox import ToolNames, tool_names
+from ramet.config.compose import compose
+from ramet.config.hydra_adapter import override
+from ramet.config.resolved import Resolved
+from ramet.config.secrets import HIDDEN
+from ramet.config.trust import code_options
+from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, folder_of, write_credit
+from ramet.credit.measure import credit_rows, measure
+from ramet.credit.points import ChosenRollout, choose, points_of
+from ramet.errors import ConfigError, collected, raise_all
+from ramet.event_loop import run_async
+from ramet.export.job import export_run
+from ramet.models.check import check_model
+from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.planning.run_plan import DryRun
+from ramet.plugins.component_checks import is_agent
+from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent, config_key, step_component
+from ramet.runs.hub_inputs import fetched
+from ramet.runs.manifest import MANIFEST, Manifest, model_sha256, read_manifest, read_run
+from ramet.runs.own_files import file_rights
+from ramet.runs.stopped import StopListener
+from ramet.tracking.live import Part, live_line
+from ramet.tracking.rollout_parts import TokenRate, rollout_parts
+from ramet.tracking.run_log import recording
+from ramet.train.groups import masked_limit
+
+logger = logging.getLogger(__name__)
+OVERRIDES = "overrides.txt"
+BUILT = ("rewards.", "rollout_step", "tools.")  # components of which code runs here
+NOT_KEPT = ("model.trust_remote_code", "run.name", "run.root")  # keys of the run that another person may have set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditOptions:
+    """Settings of a measurement: which rollouts, how often, with which weights.
+
+    `step` is of the records, `checkpoint` of the weights.
+    """
+
+    rollouts: int = 8
+    names: Sequence[str] = ()
+    step: int | None = None
+    samples: int = 16
+    model: Path | None = None
+    checkpoint: int | None = None
+    budget_tokens: int | None = None
+    out: Path | None = None
+    overrides: Sequence[str] = ()
+    config_dir: Path | None = None
+
+    def problems(self) -> list[str]:
+        wrong = [
+            f"--{name} {value}: must be at least {least}"
+            for name, value, least in (
+                ("rollouts", self.rollouts, 1),
+                ("samples", self.samples, 2),
+                ("budget-tokens", self.budget_tokens, 1),
+            )
+            if value is not None and value < least
+        ]
+        if self.model is not None and self.checkpoint is not None:
+            wrong.append("--model, --checkpoint: both name the weights; leave one of them out")
+        return wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditResult:
+    """A measurement. `n_reached` of `n_rollouts` were within the budget."""
+
+    folder: Path
+    file: Path  # JSON lines
+    rows: Sequence[dict[str, Any]]
+    n_rollouts: int
+    n_reached: int
+    tokens: int  # sampled for all points, earlier processes' included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """The checked parts of a measurement."""
+
+    resolved: Resolved
+    components: Components
+    tools: ToolNames
+    chosen: Sequence[ChosenRollout]
+    out: Path
+    file: PointFile
+
+
+def run(folder: Path, options: CreditOptions) -> CreditResult:
+    """Measure; finished points of an earlier process are not repeated. Raises `ConfigErrors` before anything starts."""
+    with StopListener().listening(), recording():
+        _manifest(folder, options)
+        with file_rights(private=not folder.stat().st_mode & 0o077):
+            prepared = _prepare(folder, options, _weights(folder, options, options.out or folder_of(folder)))
+            set_up_torch(prepared.resolved.config.run)
+            return run_async(_measure(prepared, options))
+
+
+def plan(folder: Path, options: CreditOptions) -> DryRun:
+    """Return what `run` would do, and how many tokens it would sample at most. Writes nothing."""
+    out = options.out or folder_of(folder)
+    model = options.model or _exported(folder, options)
+    prepared = _prepare(folder, options, model)
+    points = points_of(prepared.chosen)
+    missing = [point for point in points if point.name not in prepared.file.points]
+    most = prepared.resolved.config.rollout.max_response_tokens
+    tokens = sum(options.samples * (most - point.prefix.n_tokens) for point in missing)
+    bounded = "" if options.budget_tokens is None else f"; no wave begins after {options.budget_tokens:,}"
+    return DryRun(
+        job="credit",
+        facts={
+            "run": str(folder),
+            "model": str(model or f"a checkpoint, exported to {out}/{_export_name(options)}"),
+            "rollouts": ", ".join(rollout.name for rollout in prepared.chosen),
+            "points": f"{len(points)}, {len(points) - len(missing)} of them measured",
+            "continuations": f"{options.samples} of each = {options.samples * len(missing):,}",
+            "tokens": f"at most {tokens:,} are sampled{bounded}",
+        },
+        files=[str(out / name) for name in (POINTS, CREDIT)],
+    )
+
+
+def _manifest(folder: Path, options: CreditOptions) -> Manifest:
+    raise_all(options.problems())
+    saved = read_run(folder)
+    if saved.job != "train":
+        raise ConfigError(f"{folder} is a `ramet {saved.job}` run; credit is measured of runs of `ramet train`")
+    return read_manifest(folder / MANIFEST)
+
+
+def _exported(folder: Path, options: CreditOptions) -> Path | None:
+    """The run's exported model, unless a checkpoint is asked for; None: there is none."""
+    model = folder / "model"
+    return model if options.checkpoint is None and (model / "config.json").is_file() else None
+
+
+def _export_name(options: CreditOptions) -> str:
+    return "model" if options.checkpoint is None else f"model_{options.checkpoint:06d}"
+
+
+def _weights(folder: Path, options: CreditOptions, out: Path) -> Path:
+    """The folder of the model that continues the rollouts. A checkpoint is exported into the folder of the results."""
+    if (model := options.model or _exported(folder, options)) is not None:
+        return model
+    exported = out / _export_name(options)
+    if not exported.is_dir():
+        logger.info("%s: exporting a checkpoint of %s", exported, folder)
+        export_run(folder, exported, step=options.checkpoint)
+    return exported
+
+
+def _composed(folder: Path, options: CreditOptions, manifest: Manifest, model: Path | None) -> Resolved:
+    """The run's configuration with the changes of the command line. Raises `ConfigErrors`."""
+    file = folder / OVERRIDES
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing; it says how the run was configured")
+    mine = [*options.overrides, *([] if model is None else [override("model.path", str(model))])]
+    typed = {_key(text) for text in mine}
+    recorded = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
+    kept = [text for text in recorded if _key(text) not in {*typed, *NOT_KEPT}]
+    resolved = compose([*kept, *mine], job="train", config_dir=options.config_dir)
+    code = {key: text for key, text in code_options(resolved.components).items() if key.startswith(BUILT)}
+    raise_all(
+        f"{file}: {key} names {text!r}, whose code would run; runs are passed on, so read it, and name it yourself: "
+        f"ramet credit {folder} {key}={text}"
+        for key, text in code.items()
+        if any(_sets(kept_text, key) for kept_text in kept)
+    )
+    return fetched(resolved, data=False, commits=manifest.hub)
+
+
+def _sets(text: str, key: str) -> bool:
+    """Whether an override sets the key, what it is in, or a part of it."""
+    return f"{key}.".startswith(f"{_key(text)}.") or _key(text).startswith(f"{key}.")
+
+
+def _key(override_text: str) -> str:
+    return override_text.partition("=")[0].lstrip("+~")
+
+
+def _prepare(folder: Path, options: CreditOptions, model: Path | None) -> _Prepared:
+    """Do all checks, reported together where they are of the configuration."""
+    manifest = _manifest(folder, options)
+    resolved = _composed(folder, options, manifest, model)
+    config, components = resolved.config, Components(resolved.config)
+    problems = [
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *check_engine(config),
+        *check_cluster(config),
+        *check_components(components, config, training=False),
+    ]
+    if options.samples > config.rollout.max_concurrent:
+        problems.append(
+            f"--samples {options.samples}: at most rollout.max_concurrent={config.rollout.max_concurrent} run at once"
+        )
+    tools = ToolNames()
+    with collected(problems):
+        tools = tool_names(config)
+        problems += [] if problems else check_prompts(components.step, config, tools)
+        problems += [] if problems else _unreplayable(components, tools)
+    with collected(problems):
+        _ = components.scorer  # its rewards are built
+    raise_all(dict.fromkeys(problems))
+    chosen = choose(folder, names=options.names, step=options.step, n=options.rollouts)
+    out = options.out or folder_of(folder)
+    header = {"run": manifest.id, "model_sha256": model_sha256(resolved), "samples": options.samples}
+    file = PointFile(out, {**header, CONFIG: resolved.text})
+    return _Prepared(resolved=resolved, components=components, tools=tools, chosen=chosen, out=out, file=file)
+
+
+def _unreplayable(components: Components, tools: ToolNames) -> list[str]:
+    """Why rollouts with these components cannot be continued from the middle, in the configuration's terms."""
+    if is_agent(components.step):
+        return [
+            "rollout_step: an agent runs its own loop and cannot be continued from the middle of a recorded rollout; "
+            "credit is measured of runs whose rollout step is not an agent"
+        ]
+    states: list[StatefulComponent] = [*step_component(components.step), *tools.stateful]
+    problems = [
+        f"{config_key(component)}: its state cannot be replayed (forks = {component.owner.forks!r}), and credit "
+        "continues rollouts from the middle, whose states are made again; allowed: no state, or forks = 'replay'"
+        for component in states
+        if component.owner.forks != "replay"
+    ]
+    if tools.stateful and any(component.name == ENVIRONMENT for component in states):
+        names = ", ".join(component.name for component in tools.stateful)
+        problems.append(
+            "rollout_step: its state is replayed, which makes the calls of its tools again, so it cannot be continued "
+            f"with tools that have states: {names}"
+        )
+    return problems
+
+
+async def _measure(prepared: _Prepared, options: CreditOptions) -> CreditResult:
+    config, components, out = prepared.resolved.config, prepared.components, prepared.out
+    services, scorer = out / "services", components.scorer
+    prepared.file.open()
+    n_points, n_there = len(points_of(prepared.chosen)), len(prepared.file.points)
+    logger.info(
+        "%s: %d rollouts, %d points, %d continuations of each", out, len(prepared.chosen), n_points, options.samples
+    )
+    if n_there:
+        logger.info("%s: %d points are there and are not measured again", out / POINTS, n_there)
+    try:
+        await start_rewards(scorer.rewards, RunServices(folder=services, seed=config.run.seed))
+        async with open_rollouts(config, components=components, folder=services, tools=prepared.tools) as rollouts:
+            progress = _Progress(n_points)
+            with live_line(lambda: [Part(progress.now), *rollout_parts(rollouts.progress(), progress.rate)]):
+                reached = await measure(
+                    rollouts,
+                    scorer,
+                    prepared.chosen,
+                    prepared.file,
+                    samples=options.samples,
+                    at_once=config.rollout.max_concurrent,
+                    budget=options.budget_tokens,
+                    masked_limit=masked_limit(config.rollout),
+                    report=progress,
+                )
+    finally:
+        await scorer.aclose()
+    rows = credit_rows(prepared.chosen, prepared.file)
+    return CreditResult(
+        folder=out,
+        file=write_credit(out, rows),
+        rows=rows,
+        n_rollouts=len(prepared.chosen),
+        n_reached=reached,
+        tokens=prepared.file.tokens,
+    )
+
+
+class _Progress:
+    """A line on the screen at every tenth of the points, and what the live line shows."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.rate = TokenRate()
+        self.now = ""
+
+    def __call__(self, done: int) -> None:
+        self.now = f"credit {done}/{self._total} points"
+        if done >= self._total or done % max(1, self._total // 10) == 0:
+            logger.info("%d of %d points", done, self._total)

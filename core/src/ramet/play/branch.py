@@ -1,0 +1,222 @@
+"""`ramet play --from RUN:ROLLOUT:TURN`: another branch of a recorded rollout, drawn next to it.
+
+The branch begins where the turn begins, with the recorded tokens before it. The turn is sampled again, or its message
+or its tool's result is given, and the rollout continues with the run's tools and weights. The run is not changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from ramet.check.recorded import PreparedTest, RecordedGroup, prepare, weights_after
+from ramet.cluster.local import LocalRollouts
+from ramet.components.engines import build_engine
+from ramet.components.services import RunServices
+from ramet.components.toolbox import open_tools
+from ramet.engines.protocol import Completion, Request
+from ramet.errors import ConfigError
+from ramet.event_loop import run_async
+from ramet.io.json_values import visible
+from ramet.models.encoder import Encoder
+from ramet.models.loading import build_encoder
+from ramet.models.torch_setup import set_up_torch
+from ramet.rollout.keys import RolloutKey
+from ramet.rollout.plan import RolloutRequest
+from ramet.rollout.played import Continuation, PlayedEngine, given_completion
+from ramet.rollout.prefixes import prefix_of
+from ramet.rollout.scoring import ScoredRollout
+from ramet.runs.recomposed import recomposed
+from ramet.tracking.console import PipeConsole
+from ramet.tracking.run_log import recording
+from ramet.types import Rollout, Segment, SegmentKind
+
+FORM = "RUN:STEP/TASK/ROLLOUT:TURN, as in runs/first:1/tasks/7/0.1:2; turns are counted from 0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A turn of a recorded rollout. `step` is 0 in an evaluation."""
+
+    run: str
+    step: int
+    task: str
+    rollout: str
+    turn: int
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        """Read the form `FORM`. Raises `ConfigError` for another one."""
+        run, _, rest = text.partition(":")
+        rollout, _, turn = rest.rpartition(":")
+        try:
+            key = RolloutKey.parse(f"run/{rollout}")
+            return cls(run=run, step=key.step, task=key.task, rollout=key.path, turn=int(turn))
+        except ValueError as error:
+            raise ConfigError(f"--from {text}: the form is {FORM}") from error
+
+    def of(self, groups: Sequence[RecordedGroup]) -> tuple[RecordedGroup, ScoredRollout]:
+        """The recorded rollout. Raises `ConfigError` if there is none, or it has no such turn."""
+        group = next((g for g in groups if g.name == self.task), None)
+        if group is None:
+            shown = ", ".join(g.name for g in groups[:8])
+            raise ConfigError(f"--from: step {self.step} of {self.run} has no task {self.task!r}; among them: {shown}")
+        scored = next((s for s in group.record.group.rollouts if s.rollout.id == self.rollout), None)
+        if scored is None:
+            ids = ", ".join(rollout.id for rollout in group.rollouts)
+            raise ConfigError(f"--from: task {self.task!r} has no rollout {self.rollout!r}; there: {ids}")
+        last = scored.rollout.segments[-1].turn
+        if not 0 <= self.turn <= last:
+            raise ConfigError(f"--from: rollout {self.rollout} has the turns 0 to {last}, got {self.turn}")
+        return group, scored
+
+
+def run(
+    place: Place,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    n: int = 1,
+    message: str | None = None,
+    result: str | None = None,
+    one_model: bool = False,
+    config_dir: Path | None = None,
+) -> bool:
+    """Run `n` branches and draw them; returns whether infrastructure failed in none.
+
+    `message`: the policy's text of the turn. `result`: the tool's result of the turn. `one_model`: `model.path` has the
+    weights, whatever sampled the rollout. Raises `ConfigErrors` before anything starts.
+    """
+    if message is not None and result is not None:
+        raise ConfigError("ramet play --from: give --message or --result: another message makes other calls")
+    with recording():
+        resolved = recomposed(folder, overrides, config_dir=config_dir)
+        if not 1 <= n <= resolved.config.rollout.max_concurrent:
+            most = resolved.config.rollout.max_concurrent
+            raise ConfigError(f"--n {n}: must be at least 1 and at most rollout.max_concurrent={most}")
+        prepared = prepare(folder, resolved, step=place.step or None, limit=None)
+        group, scored = place.of(prepared.groups)
+        if not one_model and (problem := group.missing_weights(folder, resolved.config)) is not None:
+            raise ConfigError(f"--from: {problem}")
+        set_up_torch(resolved.config.run)
+        branch = _Branch(folder, prepared, group, scored.rollout, place.turn, one_model=one_model)
+        rollouts = run_async(branch.run(n, message, result))
+        draw(scored, rollouts, place)
+        return all(rollout.valid for rollout in rollouts)
+
+
+class _Branch:
+    """Continues one rollout from one of its turns."""
+
+    def __init__(
+        self,
+        folder: Path,
+        prepared: PreparedTest,
+        group: RecordedGroup,
+        rollout: Rollout,
+        turn: int,
+        *,
+        one_model: bool,
+    ) -> None:
+        self.folder, self.prepared, self.group, self.rollout, self.turn = folder, prepared, group, rollout, turn
+        self.config = prepared.resolved.config
+        self.version = 0 if one_model or group.benchmark else group.version or 0
+        self.encoder = build_encoder(self.config)
+
+    async def run(self, n: int, message: str | None, result: str | None) -> Sequence[Rollout]:
+        rollout, start = self.rollout, self.turn
+        if result is not None:
+            rollout, start = with_result(rollout, self.turn, result, self.encoder), self.turn + 1
+        step, task = self.group.record.step, self.group.task
+        stored = {task.id: prefix_of(step, rollout, start)} if start else {}
+        plan = replace(self.group.plan, group_size=n, branch=True, salt="play")
+        request = RolloutRequest(tasks=[task], step=step, plan=plan, stored=stored, names=[self.group.name])
+        engine = build_engine(self.config, self.encoder)
+
+        def given(request: Request) -> Completion | None:
+            if message is None or request.id.rpartition("/")[2] != str(start):
+                return None
+            ids = array("i", [*self.encoder.markup(message), self.encoder.end_of_turn_id])
+            return given_completion(request, ids, self.encoder)
+
+        with tempfile.TemporaryDirectory(prefix="ramet-play-") as folder:
+            services = RunServices(folder=Path(folder), seed=self.config.run.seed)
+            rollouts = LocalRollouts(
+                self.config,
+                self.encoder,
+                components=self.prepared.components,
+                tools=await open_tools(self.config, services, expected=self.prepared.tools.sets),
+                engine=PlayedEngine(given, engine.info, engine),
+                branch_policy=Continuation({id(task): start}),
+            )
+            try:
+                if self.version:
+                    weights = weights_after(self.folder, self.config, self.version)
+                    await rollouts.update_weights(weights.items(), self.version)
+                (group,) = await rollouts.run(request)
+            finally:
+                await rollouts.close()
+                await engine.close()
+        if not group.rollouts:
+            raise ConfigError(
+                f"--from: turn {start} is after the limits of tokens, turns or calls; raise rollout.max_…"
+            )
+        return group.rollouts
+
+
+def with_result(rollout: Rollout, turn: int, text: str, encoder: Encoder) -> Rollout:
+    """Return the rollout with another result of the only call of a turn.
+
+    Raises `ConfigError` if the turn has not one call whose result is inserted as the tool gave it.
+    """
+    calls = [call for call in rollout.tool_calls if call.turn == turn]
+    sampled = False
+    for at, segment in enumerate(rollout.segments):
+        sampled |= segment.kind is SegmentKind.TURN and segment.turn == turn
+        if sampled and segment.turn == turn and segment.kind is SegmentKind.RESULT and len(calls) == 1:
+            before, found, after = segment.text.partition(calls[0].text)
+            if found and _joined(before, calls[0].text, after, encoder) == segment.token_ids:
+                ids = _joined(before, text, after, encoder)
+                edited = replace(segment, text=f"{before}{text}{after}", token_ids=ids)
+                return replace(rollout, segments=(*rollout.segments[:at], edited, *rollout.segments[at + 1 :]))
+    raise ConfigError(
+        f"--result: turn {turn} of rollout {rollout.id} has {len(calls)} calls, and takes another result only for one "
+        "call whose result is inserted as the tool gave it; give --message instead"
+    )
+
+
+def _joined(before: str, text: str, after: str, encoder: Encoder) -> array[int]:
+    """Token ids of a result with its wrapper."""
+    return encoder.markup(before) + encoder.untrusted(text) + encoder.markup(after)
+
+
+def draw(scored: ScoredRollout, branches: Sequence[Rollout], place: Place) -> None:
+    """Print the recorded rollout and its branches in columns, a row for each turn from the changed one on."""
+    console = PipeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    recorded, columns = scored.rollout, [scored.rollout, *branches]
+    before = [
+        segment for segment in recorded.segments if segment.turn < place.turn or segment.kind is SegmentKind.PROMPT
+    ]
+    console.print(Text(f"before turn {place.turn}, shared:", "bold"))
+    console.print(Text(visible("".join(segment.text for segment in before)), "dim"))
+    table = Table("turn", f"recorded {recorded.id}", *(f"branch {n}" for n in range(1, len(columns))), show_lines=True)
+    for turn in range(place.turn, 1 + max(rollout.segments[-1].turn for rollout in columns)):
+        table.add_row(str(turn), *(Text(visible(_turn_text(rollout.segments, turn))) for rollout in columns))
+    reward = "masked" if scored.reward is None else f"reward {scored.reward:g}"
+    ends = [f"{rollout.stop}, answer {rollout.answer!r}" for rollout in columns]
+    table.add_row("end", Text(f"{ends[0]}; {reward}"), *map(Text, ends[1:]))
+    console.print(table)
+    for n, rollout in enumerate(branches, start=1):
+        if rollout.fault is not None:
+            console.print(Text(f"branch {n} is masked: {rollout.fault.where}: {rollout.fault.message}", "red"))
+
+
+def _turn_text(segments: Sequence[Segment], turn: int) -> str:
+    return "".join(s.text for s in segments if s.turn == turn and s.kind is not SegmentKind.PROMPT)

@@ -1,0 +1,190 @@
+"""Recorded rollouts run again: an engine and tools that answer from a record, with the loop that recorded it.
+
+The rollout step, the chat template, the tokenizer and the limits are today's. So the first place where the
+rollouts differ is what one of them changed.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from ramet.engines.protocol import Completion, Engine, EngineInfo, FinishReason, FirstReport, Request
+from ramet.engines.sequence import RunningSequence, StopStrings
+from ramet.errors import InfraError, ToolError
+from ramet.types import (
+    BranchAction,
+    BranchEvent,
+    CallStatus,
+    Done,
+    GroupView,
+    Need,
+    Rollout,
+    SegmentKind,
+    Start,
+    StartFrom,
+    StartRoots,
+    ToolCall,
+    ToolRecord,
+    ToolResult,
+    ToolSchema,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ramet.models.encoder import Encoder
+
+Script = Callable[[Request], Completion | None]
+NO_ENGINE = "no engine was started: only recorded tokens can be given"
+
+
+class PlayedEngine:
+    """`Engine`: `script` answers what it can, and `engine` all other requests; None: there are none."""
+
+    def __init__(self, script: Script, info: EngineInfo, engine: Engine | None) -> None:
+        self.info = info
+        self.in_flight = False
+        self._script, self._engine = script, engine
+
+    @property
+    def policy_version(self) -> int:
+        return 0 if self._engine is None else self._engine.policy_version
+
+    async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
+        if (completion := self._script(request)) is not None:
+            return replace(completion, policy_versions=array("i", [self.policy_version]) * len(completion.token_ids))
+        if self._engine is None:
+            raise InfraError(NO_ENGINE)
+        return await self._engine.generate(request, on_first)
+
+    def abort(self, request_id: str) -> None:
+        if self._engine is not None:
+            self._engine.abort(request_id)
+
+    def release(self, cache_keys: Sequence[str]) -> None:
+        if self._engine is not None:
+            self._engine.release(cache_keys)
+
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        if self._engine is None:
+            raise InfraError(NO_ENGINE)
+        await self._engine.update_weights(weights, version)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {} if self._engine is None else self._engine.metrics()
+
+    async def close(self) -> None:
+        """Do nothing: `engine` is the caller's."""
+
+
+class RecordedTokens:
+    """`Script` of recorded rollouts. After a difference nothing is sampled: the turn ends at once."""
+
+    def __init__(self, rollouts: Mapping[str, Rollout], encoder: Encoder, *, sample: bool) -> None:
+        """`rollouts`: by the text of their keys. `sample`: requests whose beginning is as recorded are the engine's;
+        otherwise they are answered with the recorded tokens.
+        """
+        self._rollouts, self._encoder, self._sample = rollouts, encoder, sample
+
+    def __call__(self, request: Request) -> Completion | None:
+        rollout = self._rollouts.get(request.id.rpartition("/")[0])
+        n = len(request.token_ids)
+        if rollout is None or n > len(ids := token_ids(rollout)) or ids[:n] != request.token_ids:
+            return given_completion(request, self._encoder.eos_ids[:1], self._encoder)
+        return None if self._sample else given_completion(request, sampled_after(rollout, n), self._encoder)
+
+
+def token_ids(rollout: Rollout) -> array[int]:
+    """All token ids of a rollout with one thread, int32."""
+    ids = array("i")
+    for segment in rollout.segments:
+        ids.extend(segment.token_ids)
+    return ids
+
+
+def sampled_after(rollout: Rollout, n: int) -> array[int]:
+    """The tokens of the turn that was sampled after the first `n` tokens of a rollout."""
+    ids, before = array("i"), 0
+    for segment in rollout.segments:
+        if before >= n:
+            if segment.kind is not SegmentKind.TURN:
+                break
+            ids.extend(segment.token_ids)
+        before += len(segment)
+    return ids
+
+
+def given_completion(request: Request, ids: Sequence[int], encoder: Encoder) -> Completion:
+    """The completion of an engine that sampled `ids`, up to the request's first stop; without log-probabilities."""
+    strings = request.sampling.stop
+    sequence = RunningSequence(request, StopStrings(strings, encoder) if strings else None, request.cache_key, 0)
+    finish, stop = FinishReason.LENGTH, None
+    for token in ids:
+        if (ended := sequence.append(token)) is not None:
+            finish, stop = ended
+            break
+    return sequence.completion(finish, stop, 0)
+
+
+class PlayedTool:
+    """`Tool`: the result of a call is the recorded one of the same rollout, turn, name and arguments.
+
+    Other calls, which follow a difference, get a text that says so.
+    """
+
+    def __init__(self, schema: ToolSchema, records: RecordedCalls) -> None:
+        self.schema = replace(schema, deterministic=False, concurrent=True)  # each call has its own result
+        self._records = records
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        record = self._records.take(call)
+        if record is None:
+            return ToolResult(text="The record has no such call.", error=True)
+        if record.status is CallStatus.ERROR:
+            raise ToolError(record.text)
+        return ToolResult(text=record.text, metadata=dict(record.metadata))
+
+
+class Continuation:
+    """The branch policy that starts all rollouts of a group where a stored one was cut (`prefix_of`)."""
+
+    needs = frozenset({Need.PREFIXES})
+
+    def __init__(self, turns: Mapping[int, int]) -> None:
+        """`turns`: the turn to begin with, by the `id()` of the task; 0: at the prompt."""
+        self._turns = turns
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        """Leave a group out whose beginning leaves no room for a turn."""
+        if not isinstance(event, Start):
+            return []
+        turn = self._turns[id(group.task)]
+        if turn == 0:
+            return [StartRoots(n=group.budget)]
+        last = len(group.prefixes) - 1
+        fits = last >= 0 and group.prefixes[last].turns == turn
+        return [StartFrom(prefix=last, n=group.budget)] if fits else [Done()]
+
+
+class RecordedCalls:
+    """The tool calls of recorded rollouts; equal calls of one turn are answered in their order."""
+
+    def __init__(self, rollouts: Mapping[str, Rollout]) -> None:
+        """`rollouts`: by the text of their keys."""
+        self._records: dict[tuple[str, int, str, str], list[ToolRecord]] = {}
+        for key, rollout in rollouts.items():
+            for call in rollout.tool_calls:
+                self._records.setdefault(_call_key(key, call), []).append(call)
+
+    def take(self, call: ToolCall) -> ToolRecord | None:
+        records = self._records.get(_call_key(call.rollout, call))
+        return None if not records else records.pop(0)
+
+
+def _call_key(rollout: str, call: ToolCall | ToolRecord) -> tuple[str, int, str, str]:
+    return rollout, call.turn, call.name, json.dumps(dict(call.arguments), sort_keys=True, default=repr)

@@ -1,0 +1,195 @@
+"""`ramet test`: recorded rollouts run again without a difference, and what changed is found at its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
+from ramet.check.recorded import prepare
+from ramet.check.replay_test import Compare, Options, ReplayResult, Tools, describe, run
+from ramet.cli import main
+from ramet.errors import ConfigError, ConfigErrors
+from ramet.play.branch import Place
+from ramet.rollout.record import read_records, write_records
+from ramet.runs.recomposed import recomposed
+from ramet.testing import registered
+from ramet.types import Rollout, RolloutState, StepContext, ToolSchema
+
+
+class TwoCalls:
+    """A rollout step that gives what the policy wrote to a tool, twice; then its text is the answer."""
+
+    def __init__(self, change: Callable[[str], str] = str) -> None:
+        self.change = change  # another parser
+
+    def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
+        return ""
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        text = (await ctx.generate(stop=("e",))).text
+        if state.turn == 2:
+            return StepResult(stop=StopReason.ANSWER, answer=text)
+        argument = self.change(text) if state.turn else text
+        result = await ctx.call_tool(ToolCall(name="size", arguments={"text": argument}))
+        insert: list[Insert] = [Markup(text="<result>"), Untrusted(text=result.text), Markup(text="</result>")]
+        return StepResult(insert=tuple(insert))
+
+
+def size(text: str) -> str:
+    """Returns how long a text is."""
+    return f"{len(text)} characters"
+
+
+def other_size(text: str) -> str:
+    """Returns how long a text is."""
+    return f"{len(text)} letters"
+
+
+@per_rollout
+def is_short(rollout: Rollout) -> float:
+    return float(len(rollout.answer or "") < 4)
+
+
+@pytest.fixture(scope="module")
+def recorded(make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A deterministic run of two steps with forks, whose second was sampled by other weights."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("runs")
+    data = folder / "tasks.jsonl"
+    data.write_text('{"prompt": "one", "answer": "1"}\n{"prompt": "two", "answer": "2"}\n')
+    with ExitStack() as stack:
+        for kind, name, factory in [
+            ("rollout_step", "two_calls", TwoCalls),
+            ("rollout_step", "upper_calls", lambda: TwoCalls(str.upper)),
+            ("tools", "size", lambda: function_tool(size)),
+            ("tools", "other_size", lambda: function_tool(other_size)),
+            ("rewards", "is_short", lambda: is_short),
+        ]:
+            stack.enter_context(registered(kind, name, factory))
+        api.train(
+            [
+                f"model.path={make_model(1)}", "model.device=cpu", f"data.train=[{data}]", f"run.root={folder}",
+                "run.name=recorded", "run.deterministic=true", "trackers=[jsonl]", "data.max_prompt_tokens=64",
+                "rollout.max_response_tokens=96", "rollout.max_concurrent=8", "rollout.group_size=4",
+                "engine.params.slots=8", "rollout_step=two_calls", "rollout_step.system_prompt=never", "tools=[size]",
+                "rewards=[is_short]", "train.tasks_per_step=2", "train.steps=2", "train.save_every=1",
+                "branch_policy=random", "branch_policy.params.probability=1.0", "policy.lr=0.01",
+            ]
+        )  # fmt: skip
+        yield folder / "recorded"
+
+
+def found(result: ReplayResult) -> set[tuple[str, int]]:
+    return {(str(o.difference.kind), o.difference.turn) for o in result.outcomes if o.difference is not None}
+
+
+def test_unchanged_code_gives_no_difference_and_junit_names_each_rollout(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    junit = tmp_path / "junit.xml"
+    assert main(["test", str(recorded), "--junit", str(junit)]) == 0
+    assert "16 rollouts, sampled again" in capsys.readouterr().out
+    rollouts = [one.rollout for one in api.rollouts(recorded)]
+    assert any(rollout.parent is not None for rollout in rollouts)
+    suites = ElementTree.parse(junit).getroot()
+    assert len(list(suites.iter("testcase"))) == len(rollouts) == int(suites.attrib["tests"])
+    assert suites.attrib["failures"] == suites.attrib["errors"] == suites.attrib["skipped"] == "0"
+
+
+def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Callable[[int], Path]) -> None:
+    same = run(recorded, ["run.deterministic=false"])
+    assert same.compare == "logprobs" and found(same) == set()
+    other = run(recorded, ["run.deterministic=false", f"model.path={make_model(2)}"], Options(step=1, one_model=True))
+    assert found(other) == {("sampled", 0)} and all(outcome.difference for outcome in other.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("change", "tools", "kinds"),
+    [
+        ("rollout_step.instruction=Count.", Tools.RECORDED, {("prompt", 0)}),
+        ("rollout_step=upper_calls", Tools.RECORDED, {("call", 1)}),
+        ("tools.size.use=other_size", Tools.RECORDED, set()),
+        ("tools.size.use=other_size", Tools.RUN, {("tool", 0)}),
+        ("rollout.max_turns=2", Tools.RECORDED, {("call", 1)}),
+    ],
+)
+def test_a_change_is_found_at_its_turn(recorded: Path, change: str, tools: Tools, kinds: set[tuple[str, int]]) -> None:
+    assert found(run(recorded, [change], Options(tools=tools, step=1))) == kinds
+
+
+def test_other_weights_are_found_and_sampled_from_there(
+    recorded: Path, make_model: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["test", str(recorded), "--model", str(make_model(2)), "--samples", "3", "--limit", "1"]
+    assert main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "turn 0, token" in out and "from here again mean" in out and "of 3 (" in out
+
+
+def test_a_changed_tool_is_sampled_after_its_result(recorded: Path) -> None:
+    result = run(recorded, ["tools.size.use=other_size"], Options(tools=Tools.RUN, step=1, limit=1, samples=2))
+    assert all(len(outcome.samples) == 2 for outcome in result.outcomes)
+    assert any("from here again" in line for line in describe(result))
+
+
+def test_rollouts_whose_weights_are_gone_are_not_tested(recorded: Path, tmp_path: Path) -> None:
+    for name in ("config.yaml", "manifest.json", "overrides.txt"):
+        (tmp_path / name).write_bytes((recorded / name).read_bytes())
+    second = recorded / "rollouts" / "step_000002.jsonl.gz"
+    write_records(tmp_path / "rollouts" / second.name, read_records(second))
+    result = run(tmp_path)
+    assert {outcome.untested for outcome in result.outcomes} == {
+        "the weights after step 1, which sampled it, are not kept; name a model with --model"
+    }
+
+
+def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
+    other = tmp_path / "mine.xml"
+    other.write_text("<mine/>")
+    assert main(["test", str(recorded), "--junit", str(other)]) == 1 and other.read_text() == "<mine/>"
+    with pytest.raises(ConfigErrors, match="--limit 0"):
+        run(recorded, [], Options(limit=0))
+    with pytest.raises(ConfigError, match="no recorded rollouts of step 9"):
+        run(recorded, [], Options(step=9))
+    with pytest.raises(ConfigErrors, match="--compare sample"):
+        run(recorded, ["run.deterministic=false"], Options(compare=Compare.SAMPLE))
+
+
+def test_a_run_of_others_names_no_program_by_itself(recorded: Path, tmp_path: Path) -> None:
+    for name in ("config.yaml", "manifest.json", "overrides.txt"):
+        (tmp_path / name).write_bytes((recorded / name).read_bytes())
+    overrides = tmp_path / "overrides.txt"
+    overrides.write_text(overrides.read_text() + "data.columns={prompt: '${oc.env:SECRET,x}'}\n")
+    with pytest.raises(ConfigErrors, match="--trust-recipe"):
+        recomposed(tmp_path)
+
+
+def test_play_draws_another_branch(
+    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "600")  # no text is wrapped
+    before = {path: path.stat().st_mtime_ns for path in recorded.rglob("*")}
+    first = next(iter(api.rollouts(recorded))).rollout
+    place = f"{recorded}:1/{first.task.id}/{first.id}"
+    assert main(["play", "--from", f"{place}:1", "--message", "maybe", "--n", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "branch 2" in out and "maybe<result>5 characters</result>" in out
+    assert main(["play", "--from", f"{place}:0", "--result", "nothing"]) == 0
+    assert "<result>nothing</result>" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in recorded.rglob("*")} == before
+
+
+def test_places_and_results_that_are_not_there(recorded: Path) -> None:
+    with pytest.raises(ConfigError, match="STEP/TASK/ROLLOUT"):
+        Place.read("runs/first:12")
+    prepared = prepare(recorded, recomposed(recorded), step=1, limit=None)
+    group = prepared.groups[0]
+    place = Place(run="r", step=1, task=group.name, rollout="7", turn=0)
+    with pytest.raises(ConfigError, match="no rollout '7'"):
+        place.of(prepared.groups)
