@@ -326,10 +326,11 @@ def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_one_t
 ):
     async def work(rollouts: RayRollouts) -> None:
         asked = tasks(*(f"short-r{i}" for i in range(8)))
-        request = RolloutRequest(tasks=asked, step=3, plan=replace(PLAN, recorded=True))
+        granted = [GrantedGroup(n=1)] * len(asked)
+        request = RolloutRequest(tasks=asked, step=3, plan=replace(PLAN, recorded=True), granted=granted)
         full_disk = OSError(errno.ENOSPC, "No space left on device")
         for step, error in ((3, None), (4, WorkerLost("rollout worker 0 is lost")), (5, full_disk)):
-            groups = [replace(g, rollouts=g.rollouts[:1]) for g in await rollouts.run(request)]
+            groups = await rollouts.run(request)
             if error is not None:
 
                 async def call(timeout_s: float, function: Any, *arguments: Any, error: Exception = error) -> Any:
