@@ -125,9 +125,9 @@ def check(name: str, words: list[str], line: str) -> None:
         assert callable(extension(EXTENSIONS, name, ()).load())
         return
     run: Any = COMMANDS[name].run
-    is_import = name == "eval" and words[:1] == ["import"]
-    if is_import:
-        run, words = importlib.import_module("ramet.cli.eval_import").run, words[1:]
+    module = {("eval", "import"): "eval_import", ("data", "from-rollouts"): "data_rollouts"}.get((name, *words[:1]))
+    if module is not None:
+        run, words = importlib.import_module(f"ramet.cli.{module}").run, words[1:]
     parser = asked_parser(run)
     assert parser is not None
     options = parser.parse_intermixed_args(words[: words.index("--")] if "--" in words else words)
@@ -138,7 +138,7 @@ def check(name: str, words: list[str], line: str) -> None:
         names = options.words[:1] if options.what == "call" else [word for word in options.words if "=" not in word]
         chosen = [] if has_own else [f"tools=[{','.join(names)}]"]
         assert compose(without_model([*chosen, *overrides]), job="tool").job == "tool"
-    elif name in JOBS and not is_import and hasattr(options, "overrides"):
+    elif name in JOBS and module is None and hasattr(options, "overrides"):
         bare = [word for word in options.overrides if "=" not in word]
         assert options.help or not bare, bare
         several = getattr(options, "multirun", False)
