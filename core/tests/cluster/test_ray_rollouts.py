@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +27,23 @@ pytest.importorskip("ray")
 import ray
 from ray import cloudpickle
 
+from ramet.algorithms.advantages.config import GrpoConfig
+from ramet.algorithms.advantages.grpo import Grpo
 from ramet.cluster.counts import Counts
 from ramet.cluster.ray import health_monitor, rollout_workers, rollouts
 from ramet.cluster.ray.actor_base import SAVE, Actor, in_group
 from ramet.cluster.ray.actors import PolicyActor
-from ramet.cluster.ray.played_groups import PartGroup, PlayedGroups, piece
+from ramet.cluster.ray.backend import RayBackend
+from ramet.cluster.ray.played_groups import (
+    GroupPlace,
+    LearnedPart,
+    PartGroup,
+    PartLost,
+    PartToLearn,
+    PlayedGroups,
+    fetched,
+    piece,
+)
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
@@ -40,15 +52,39 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
+from ramet.policy.advantages import GroupToLearn, learn_group, recorded_advantages
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.plan import GrantedGroup, RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import INDEX, GroupRecord, read_records, record_line
 from ramet.rollout.record_files import recorded_files
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, score_of
-from ramet.types import Group, Origin, Rollout, Segment, SegmentKind, StopReason, Task
+from ramet.types import (
+    AdvantageEstimator,
+    AdvantageInputs,
+    AdvantageOutput,
+    Group,
+    Origin,
+    Rollout,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 PLAN = RolloutPlan(group_size=4)
+
+
+class Weighed(Grpo):
+    """An estimator that reads the weight of the reward `r`."""
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        output = super().__call__(batch)
+        return replace(output, advantages=output.advantages * batch.reward_weights["r"])
+
+
+ESTIMATOR = cast(AdvantageEstimator, Weighed(GrpoConfig()))
 
 
 class Stub(Actor):
@@ -67,17 +103,22 @@ class Stub(Actor):
         tasks, names, stored = request.tasks, request.task_names(), request.stored
         if len(tasks) > 1:
             (self.folder / f"share.{'+'.join(names)}").touch()
-        each = zip(tasks, names, request.sizes(4), strict=True)
-        groups = [await self._group(task, name, stored.get(task.id), size) for task, name, size in each]
+        granted = request.granted or [GrantedGroup(n=size) for size in request.sizes(4)]
+        each = zip(tasks, names, granted, strict=True)
+        groups = [await self._group(task, name, stored.get(task.id), group) for task, name, group in each]
         if request.ticket is not None:
             self.played.keep(request.ticket, groups)
         return groups
 
     @in_group(SAVE)
+    def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:
+        return self.played.learn(ESTIMATOR, groups)
+
+    @in_group(SAVE)
     def write_part(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
         return self.played.write(path, parts)
 
-    async def _group(self, task: Task, name: str, stored: GroupRecord | None, size: int) -> Group:
+    async def _group(self, task: Task, name: str, stored: GroupRecord | None, granted: GrantedGroup) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
         first = not any(self.folder.glob(f"{name}.*"))
         began.touch()
@@ -90,8 +131,13 @@ class Stub(Actor):
         prompt = Segment(
             origin=Origin.INSERTED, kind=SegmentKind.PROMPT, turn=0, text=task.id, token_ids=array("i", [1, 2])
         )
-        rollout = Rollout(id="0", task=task, segments=(prompt,), stop=StopReason.END, stats=stats)
-        return Group(task=task, rollouts=(rollout,) * size)
+        turn = Segment(
+            origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text=task.id, token_ids=array("i", [3, 4, 5]),
+            logprobs=array("f", [-1.0, -2.0, -3.0]), policy_version=self.version,
+        )  # fmt: skip
+        rollout = Rollout(id="0", task=task, segments=(prompt, turn), stop=StopReason.END, stats=stats)
+        roots = range(granted.first_root, granted.first_root + granted.n)
+        return Group(task=task, rollouts=tuple(replace(rollout, id=str(i)) for i in roots))
 
     async def _do(self, what: str, first: bool) -> None:
         if what == "long":
@@ -280,10 +326,11 @@ def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_one_t
 ):
     async def work(rollouts: RayRollouts) -> None:
         asked = tasks(*(f"short-r{i}" for i in range(8)))
-        request = RolloutRequest(tasks=asked, step=3, plan=replace(PLAN, recorded=True))
+        granted = [GrantedGroup(n=1)] * len(asked)
+        request = RolloutRequest(tasks=asked, step=3, plan=replace(PLAN, recorded=True), granted=granted)
         full_disk = OSError(errno.ENOSPC, "No space left on device")
         for step, error in ((3, None), (4, WorkerLost("rollout worker 0 is lost")), (5, full_disk)):
-            groups = [replace(g, rollouts=g.rollouts[:1]) for g in await rollouts.run(request)]
+            groups = await rollouts.run(request)
             if error is not None:
 
                 async def call(timeout_s: float, function: Any, *arguments: Any, error: Exception = error) -> Any:
@@ -305,6 +352,95 @@ def test_each_worker_writes_the_groups_that_it_ran_and_the_driver_those_of_one_t
     assert [path.name for path in (tmp_path / "rollouts").iterdir() if path.name.startswith(".")] == []
 
 
+def test_each_worker_makes_the_rows_of_its_groups_and_the_driver_those_of_one_that_is_lost(
+    shared, tmp_path, monkeypatch
+):
+    """As the driver would by itself; the record has the advantages, whichever process made them and writes them. The
+    groups are a step budget's: several of one task, with roots of other numbers. Rewards have weights.
+    """
+    lost, full_disk = WorkerLost("rollout worker 0 is lost"), OSError(errno.ENOSPC, "No space left on device")
+
+    async def work(rollouts: RayRollouts) -> None:
+        names = [f"short-a{i % 2}" for i in range(6)]
+        granted = [GrantedGroup(n=3 + i % 2, first_root=4 * (i // 2)) for i in range(6)]
+        request = RolloutRequest(
+            tasks=tasks(*names), step=1, plan=replace(PLAN, recorded=True), granted=granted, names=names
+        )
+        for step, failures in enumerate(({}, {"learn_groups": lost, "write_part": lost}, {"write_part": full_disk}), 1):
+            records = [rewarded(group, i) for i, group in enumerate(await rollouts.run(request))]
+            groups = [to_learn(one, i) for i, one in enumerate(records) if i != 3]
+            worker = rollouts.workers.dispatcher.workers[0]
+            monkeypatch.setattr(worker, "call", failing(worker.call, failures))
+            batches, learned = await rollouts.parts.learn(ESTIMATOR, groups)
+            await rollouts.recorder(tmp_path / f"step_{step:06d}", records)
+            monkeypatch.undo()
+            assert len(batches) == 2, "one object for each worker"
+            found = sorted((b for part in fetched(batches) for b in part), key=lambda batch: batch.rows[0].group)
+            expected = [learn_group(ESTIMATOR, group) for group in groups]
+            assert learned == [report for _, report in expected]
+            assert [advantages(batch) for batch in found] == [advantages(batch) for batch, _ in expected]
+            of_groups = iter([recorded_advantages(batch) for batch, _ in expected])
+            made = [replace(one, advantages={} if i == 3 else next(of_groups)) for i, one in enumerate(records)]
+            written = read_records(tmp_path / f"step_{step:06d}")
+            assert list(map(record_line, written)) == list(map(record_line, made))
+
+    shared.do(work)
+    assert not shared.rollouts.parts._played and not shared.rollouts.parts._learned, "a step leaves nothing here"
+
+
+def rewarded(group: Group, number: int) -> GroupRecord:
+    """A record whose advantages are still to be made."""
+    rollouts = [ScoredRollout(rollout=one, reward=float(i == number % 3)) for i, one in enumerate(group.rollouts)]
+    return GroupRecord(step=1, group=ScoredGroup(task=group.task, rollouts=tuple(rollouts)), advantages={})
+
+
+def to_learn(record: GroupRecord, number: int) -> GroupToLearn:
+    return GroupToLearn(number=number, group=record.group, greedy=None, reward_weights={"r": 0.5 + number})
+
+
+def failing(call: Callable[..., Any], errors: Mapping[str, Exception]) -> Callable[..., Any]:
+    async def failing(timeout_s: float, function: Any, *arguments: Any) -> Any:
+        if (error := errors.get(function.__name__)) is not None:
+            raise error
+        return await call(timeout_s, function, *arguments)
+
+    return failing
+
+
+def advantages(batch: TrainBatch) -> list[tuple[int, str, list[float]]]:
+    return [(row.group, row.rollout_id, one.tolist()) for row, one in zip(batch.rows, batch.advantages, strict=True)]
+
+
+def test_rows_that_are_lost_with_a_worker_are_made_by_the_driver(shared, caplog):
+    """Before any rank has begun."""
+
+    class Ranks:
+        def __init__(self) -> None:
+            self.batches: list[TrainBatch] = []
+            self.calls = 0
+
+        async def call(self, function: object, parts: Any, kl_coef: float) -> None:
+            assert function is PolicyActor.fetch and kl_coef == 0.5
+            self.calls += 1
+            if self.calls == 1:
+                raise PartLost("rows are lost with their node")
+            self.batches = [batch for part in await asyncio.to_thread(fetched, parts) for batch in part]
+
+    async def work(rollouts: RayRollouts) -> None:
+        request = RolloutRequest(tasks=tasks("short-l0", "short-l1"), step=1, plan=replace(PLAN, recorded=True))
+        records = [rewarded(group, i) for i, group in enumerate(await rollouts.run(request))]
+        groups = [to_learn(one, i) for i, one in enumerate(records)]
+        ranks: Any = Ranks()
+        backend = RayBackend(rollouts._pool, ranks, rollouts)
+        learned = await backend.learn_groups(ESTIMATOR, groups, 0.5)
+        expected = [learn_group(ESTIMATOR, group) for group in groups]
+        assert learned == [report for _, report in expected]
+        assert list(map(advantages, ranks.batches)) == [advantages(batch) for batch, _ in expected]
+
+    shared.do(work)
+    assert "the driver makes the rows of the step" in caplog.text
+
+
 def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("ramet.cluster.ray.played_groups.PIECE", 10)
     played, task = PlayedGroups(), Task(id="t", prompt=())
@@ -312,7 +448,7 @@ def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path
     played.keep(7, [group])
     [record] = scored([group])
     part = PartGroup(
-        ticket=7, index=0, step=3, scores={"0": score_of(record.group.rollouts[0])}, advantages=record.advantages,
+        place=GroupPlace(7, 0), step=3, scores={"0": score_of(record.group.rollouts[0])}, advantages=record.advantages,
         number=10, greedy=(),
     )  # fmt: skip
     elsewhere = played.write(tmp_path / "not here" / "part_000.jsonl.gz", [part])
@@ -326,7 +462,7 @@ def test_a_part_whose_folder_a_worker_does_not_see_is_fetched_in_pieces(tmp_path
     played.keep(8, [group])
     (tmp_path / "part_001.jsonl.gz").mkdir()  # cannot be replaced by a file
     with pytest.raises(OSError, match="part_001"):
-        played.write(tmp_path / "part_001.jsonl.gz", [replace(part, ticket=8)])
+        played.write(tmp_path / "part_001.jsonl.gz", [replace(part, place=GroupPlace(8, 0))])
     assert not played._groups, "the driver has them, too"
 
 

@@ -21,6 +21,7 @@ from ramet.errors import RametError
 from ramet.models.weight_files import WeightFiles
 from ramet.policy import models
 from ramet.policy.batching.rows import Row
+from ramet.policy.batching.shared import groups_of
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import ValueModel
 from ramet.policy.distributed.ranks import gather_on_first, sum_over_ranks
@@ -108,6 +109,15 @@ def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence
     metrics = [worker.update(batch, step) for step in steps]
     held = sum(p.to_local().numel() for p in worker.model.parameters())
     return metrics, whole_weights(worker), held
+
+
+def train_taken(spec: PolicySpec, rows: list[Row], advantages: Tensor) -> Any:
+    """As `train`, on a batch that is taken by groups, the last one first."""
+    worker = worker_of(spec)
+    batch = TrainBatch(rows=rows).with_advantages(advantages)
+    worker.take([batch.part(indices) for indices in reversed(groups_of(rows))], 0.1)
+    worker.add_reference_logprobs()
+    return worker.update_taken(1), whole_weights(worker)
 
 
 def train_compiled(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence[int]) -> Any:

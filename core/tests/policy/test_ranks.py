@@ -133,6 +133,20 @@ def test_two_ranks_train_as_one(
     assert held + rest == total and held < 0.6 * total
 
 
+def test_a_batch_that_ranks_took_by_groups_trains_as_the_batch_itself(
+    ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(8)
+    spec = make_spec(minibatches=2, kl_coef=0.1, max_microbatch_tokens=25)
+    (found, weights), (nothing, _) = ranks("train_taken", spec, rows, make_advantages(rows))
+    worker = PolicyRank(spec)
+    batch = TrainBatch(rows=rows, ref_logprobs=worker.reference_logprobs(rows), kl_coef=0.1)
+    expected = worker.update(batch.with_advantages(make_advantages(rows)), 1)
+    close_metrics(found, expected)
+    assert nothing == {}
+    close_weights(weights, dict(worker.weights()))
+
+
 @pytest.mark.parametrize(
     "options",
     [{"activation_checkpointing": True}, {"activation_checkpointing": 2, "share_prefixes": SharePrefixes.ALWAYS}],

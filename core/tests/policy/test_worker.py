@@ -18,6 +18,7 @@ from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, Offload, OldLogprobs, Schedule
 from ramet.errors import ConfigError, PluginError
+from ramet.policy.advantages import estimate
 from ramet.policy.batching.partition import minibatches
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
@@ -26,7 +27,6 @@ from ramet.policy.logprob_model import TokenLogprobs
 from ramet.policy.optim import OffloadedState
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import PolicySpec
-from ramet.train.learning import estimate
 from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need
 
 MakeSpec = Callable[..., PolicySpec]

@@ -23,10 +23,10 @@ from ramet.algorithms.advantages.remax import Remax
 from ramet.algorithms.advantages.rloo import Rloo
 from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.algorithms.advantages.treerl import TreeRl
+from ramet.policy.advantages import estimate
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.testing.batches import root_row
-from ramet.train.learning import estimate
 
 WORDS, COEF = 5, 0.01
 ESTIMATORS: dict[str, Callable[[], Any]] = {

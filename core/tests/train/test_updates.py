@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,11 +14,15 @@ pytest.importorskip("torch")
 
 from core.tests.train.test_step_record import TASK, Plain
 
+from ramet.cluster.local import LocalRanks
 from ramet.components.build import Components
 from ramet.config.compose import compose
-from ramet.config.schema import Config, KlEstimator, TrainConfig
+from ramet.config.schema import Config, KlEstimator, RewardConfig, TrainConfig
+from ramet.models.tiny import make_tiny_model
+from ramet.policy.advantages import GroupToLearn, LearnedGroup, learn_group
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import answered_rollout
@@ -28,7 +32,7 @@ from ramet.train.preemption import Preemption
 from ramet.train.run import TrainState
 from ramet.train.specs import policy_spec
 from ramet.train.step_rollouts import PlayedStep
-from ramet.types import AdvantageInputs, AdvantageOutput, CriticOptions, Need
+from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, CriticOptions, Need
 
 
 class PlainWithValues(Plain):
@@ -36,6 +40,16 @@ class PlainWithValues(Plain):
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         return replace(super().__call__(batch), returns=batch.values)
+
+
+class Weighed(Plain):
+    """Reads the weights of rewards."""
+
+    scope: Literal["batch", "group"] = "group"
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        output = super().__call__(batch)
+        return replace(output, advantages=output.advantages * batch.reward_weights["halved"])
 
 
 class Updated:
@@ -67,6 +81,56 @@ def groups() -> list[ScoredGroup]:
     rollouts = [replace(answered_rollout(TASK, text), id=text) for text in ("a", "b")]
     scored = tuple(ScoredRollout(rollout=rollout, reward=float(i)) for i, rollout in enumerate(rollouts))
     return [ScoredGroup(task=TASK, rollouts=scored)]
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "remax", "weighed"])
+def test_groups_that_are_learned_where_they_are_change_the_weights_as_a_batch_of_this_process(
+    advantage: str, register: Callable[..., None], tmp_path: Path
+) -> None:
+    """With a reference. The groups of a step: one without a second valid rollout, one without a baseline, two more."""
+    register("advantage", "weighed", Weighed)
+    make_tiny_model(tmp_path / "model", seed=1, hidden=32, heads=2, layers=1, intermediate=32)
+    options = [f"model.path={tmp_path}/model", "model.device=cpu", "train.kl_coef=0.1", "train.minibatches=2"]
+    config = compose([*options, "engine=torch", f"advantage={advantage}"], job="train").config
+    components = Components(config)
+    config = replace(config, rewards={"halved": RewardConfig(weight=0.5)})
+    [group] = groups()
+    masked = tuple(replace(one, reward=one.reward or None) for one in group.rollouts)
+    other = tuple(replace(one, reward=1.0 - float(one.reward or 0)) for one in reversed(group.rollouts))
+    played = PlayedStep(
+        groups=[replace(group, rollouts=masked), group, replace(group, rollouts=other), group], replaced=[]
+    )
+    greedy = [0.25, None, 0.5, 0.0] if advantage == "remax" else None
+
+    async def learn(elsewhere: bool) -> tuple[dict[str, float], dict[str, Any]]:
+        ranks = LocalRanks(policy_spec(config, components, 10), None)
+
+        async def learn_groups(
+            estimator: AdvantageEstimator, groups: Sequence[GroupToLearn], kl_coef: float
+        ) -> list[LearnedGroup]:
+            pairs = [learn_group(estimator, group) for group in groups]
+            await ranks.call(PolicyRank.take, [batch for batch, _ in reversed(pairs)], kl_coef)
+            return [learned for _, learned in pairs]
+
+        learner = Learner(
+            config,
+            folder=tmp_path,
+            ranks=ranks,
+            critic=None,
+            estimator=components.advantage,
+            needs_reference=True,
+            state=TrainState(data_fingerprint=""),
+            preemption=Preemption(1.0),
+            learn_groups=learn_groups if elsewhere else None,
+        )
+        metrics = await learner.learn(1, played, greedy, StepClock())
+        weights = {name: tensor.tolist() for name, tensor in ranks.rank.weights()}
+        await ranks.close()
+        return {name: value for name, value in metrics.items() if not name.endswith("_s")}, weights
+
+    metrics, weights = asyncio.run(learn(elsewhere=True))
+    assert metrics["train/rows"] == (5 if greedy else 6)
+    assert (metrics, weights) == asyncio.run(learn(elsewhere=False))
 
 
 @pytest.mark.parametrize(("target", "used"), [(0.1, 0.7), (None, 0.2)])

@@ -48,7 +48,7 @@ KILL_POINTS = {
     "fork": KillPoint("ramet.rollout.tree:LiveRollout.fork", call=3, after=True),
     "late_requests": KillPoint("ramet.engines.torch.engine:TorchEngine.generate", call=50),
     "scoring": KillPoint("e2e_plugin:EvenBytes.score", call=10),
-    "scored": KillPoint("ramet.train.learning:rows_of"),
+    "scored": KillPoint("ramet.train.learning:row_metrics"),
     "estimated": KillPoint("ramet.train.learning:estimate", after=True),
     "recording": KillPoint("ramet.rollout.record:record_line", call=2, after=True),
     "recorded": KillPoint("ramet.train.recording:write_records", after=True),

@@ -13,16 +13,18 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from ramet.components.services import RunServices
 from ramet.engines.protocol import EngineInfo
+from ramet.policy.advantages import GroupToLearn, LearnedGroup
 from ramet.policy.progress import PassProgress
 from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import GroupRecord
-from ramet.types import Group
+from ramet.types import AdvantageEstimator, Group
 
 P = ParamSpec("P")
 T = TypeVar("T")
 OnGroup = Callable[[Group], None]
+LearnGroups = Callable[[AdvantageEstimator, Sequence[GroupToLearn], float], Awaitable[list[LearnedGroup]]]
 Recorder = Callable[[Path, Sequence[GroupRecord]], Awaitable[None]]
 
 
@@ -103,6 +105,14 @@ class Backend(Protocol):
     @property
     def services(self) -> RunServices:
         """Services for components that run in the driver."""
+        ...
+
+    @property
+    def learn_groups(self) -> LearnGroups | None:
+        """Lets the processes that have the groups make their rows and advantages, and gives those to all ranks
+        (`PolicyRank.take`, with the KL coefficient). Returns one entry for each group; raises as `learn_group`. None:
+        groups are in this process.
+        """
         ...
 
     async def sync_weights(self, version: int) -> None:

@@ -197,6 +197,8 @@ def weights_of(rank: PolicyRank) -> list[tuple[str, Tensor]]:
 class LocalBackend:
     """`ramet.cluster.interfaces.Backend` in this process."""
 
+    learn_groups = None  # the groups are in this process
+
     def __init__(self, policy: LocalRanks, rollouts: LocalRollouts, services: RunServices) -> None:
         self.policy = policy
         self.rollouts = rollouts

@@ -9,7 +9,7 @@ several must have called `join_ranks`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +80,7 @@ class PolicyRank:
             steps_before=spec.critic_warmup_steps,
         )
         self.critic = None if critic is None else self._critic(critic, group)
+        self._taken: TrainBatch | None = None  # for the next update
         self._value_clip = 0.0 if critic is None else critic.options.value_clip
 
     def _critic(self, spec: CriticSpec, group: ProcessGroup | None) -> ModelTrainer:
@@ -115,15 +116,15 @@ class PolicyRank:
         results = self.policy.compute("old log-probs", rows, *self._with(Entropy.DETACHED))
         return [logprobs for logprobs, _ in results], [entropies for _, entropies in results]
 
-    def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        """Return what `logprobs` does, by the reference, the frozen copy of the first policy.
+    def reference_logprobs(self, rows: Sequence[Row], *, on_all: bool = False) -> list[Floats]:
+        """Return what `logprobs` does, by the reference, the frozen copy of the first policy; `on_all`: on all ranks.
 
         Raises `RuntimeError` if none was loaded, since nothing needs it.
         """
         if self.reference is None:
             raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
         options = self._with(Entropy.NONE)
-        results = self.policy.compute("reference log-probs", rows, *options, module=self.reference)
+        results = self.policy.compute("reference log-probs", rows, *options, module=self.reference, on_all=on_all)
         return [logprobs for (logprobs,) in results]
 
     def rescore(self, rows: Sequence[Row]) -> list[Floats]:
@@ -131,6 +132,28 @@ class PolicyRank:
         options = self._with(Entropy.NONE)
         results = self.policy.compute("rescored log-probs", rows, *options, module=self.teacher)
         return [logprobs for (logprobs,) in results]
+
+    def take(self, parts: Iterable[TrainBatch], kl_coef: float) -> None:
+        """Keep the batch of these parts, each with one group's rows and advantages, for `update_taken`. The parts may
+        come in any order.
+        """
+        in_order = sorted(parts, key=lambda part: part.rows[0].group)
+        self._taken = TrainBatch.of_parts(in_order, kl_coef=kl_coef).by_thread()
+
+    def add_reference_logprobs(self) -> None:
+        """Add `reference_logprobs` to the batch that was taken, on all ranks."""
+        rows = self._need_taken().rows
+        self._taken = replace(self._need_taken(), ref_logprobs=self.reference_logprobs(rows, on_all=True))
+
+    def update_taken(self, step: int) -> dict[str, float]:
+        """Train as `update` does on the batch that was taken, and forget it."""
+        batch, self._taken = self._need_taken(), None
+        return self.update(batch, step)
+
+    def _need_taken(self) -> TrainBatch:
+        if self._taken is None:
+            raise RuntimeError("no batch was taken")
+        return self._taken
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train the policy on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.

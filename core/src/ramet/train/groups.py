@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from ramet.cluster.interfaces import Rollouts
 from ramet.config.schema import RolloutConfig
 from ramet.errors import InfraError, PluginError
 from ramet.event_loop import first_error
 from ramet.io import repeats
-from ramet.policy.batching.rows import Row
+from ramet.policy.batching.rows import TokenVersions
 from ramet.rollout.faults import DEFECT
 from ramet.rollout.plan import RolloutRequest, check_groups
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
@@ -137,25 +135,26 @@ def source_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
 
 
-def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str, float]:
-    """Updates between the weights that sampled a token and the current ones, `version`, over trained tokens.
+def lag_metrics(versions: TokenVersions, n_rows: int, *, version: int, allowed: int) -> dict[str, float]:
+    """Updates between the weights that sampled a token and the current ones, `version`, over the trained tokens of
+    `n_rows` rows.
 
     Raises `InfraError` if it is more than `train.staleness` allows, or less than none.
     """
-    if not rows:
-        return {}
-    lags = version - np.concatenate([row.policy_versions[row.mask] for row in rows])
-    if not len(lags):
+    if not versions.n:
         raise PluginError(
-            f"not one token was sampled in {len(rows)} rollouts, so nothing can be trained: the rollout step ends them "
+            f"not one token was sampled in {n_rows} rollouts, so nothing can be trained: the rollout step ends them "
             "without ctx.generate"
         )
-    if lags.max() > allowed or lags.min() < 0:
+    if version - versions.oldest > allowed or versions.newest > version:
         raise InfraError(
-            f"tokens of policy versions {version - lags.max()} to {version - lags.min()} came in for an update of "
+            f"tokens of policy versions {versions.oldest} to {versions.newest} came in for an update of "
             f"version {version}; allowed: at most {allowed} versions older (train.staleness). An engine missed a sync"
         )
-    return {"train/version_lag_mean": float(lags.mean()), "train/version_lag_max": float(lags.max())}
+    return {
+        "train/version_lag_mean": (version * versions.n - versions.total) / versions.n,
+        "train/version_lag_max": float(version - versions.oldest),
+    }
 
 
 def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:

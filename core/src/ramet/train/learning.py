@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from ramet.algorithms.kl_control import KL_HORIZON, KlController, kl_penalty
-from ramet.cluster.interfaces import Ranks, Recorder
+from ramet.algorithms.kl_control import KL_HORIZON, KlController
+from ramet.cluster.interfaces import LearnGroups, Ranks, Recorder
 from ramet.config.schema import Config, KlEstimator, OldLogprobs
 from ramet.errors import PluginError
 from ramet.io import repeats
 from ramet.plugins import origin
-from ramet.plugins.output_checks import advantage_problem
-from ramet.plugins.plugin_code import boundary, defined_at
-from ramet.policy.batching.rows import Floats, Row, row_metrics, rows_of
-from ramet.policy.batching.shared import groups_of
+from ramet.policy.advantages import GroupToLearn, LearnedGroup, estimate, is_by_group, mean_metrics
+from ramet.policy.batching.rows import Floats, Row, TokenVersions, row_metrics, rows_of
 from ramet.policy.batching.threads import Threads
-from ramet.policy.batching.train_batch import TrainBatch, padded
-from ramet.policy.objective import unchanged
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec
 from ramet.rollout.scoring import ScoredGroup
@@ -36,7 +30,7 @@ from ramet.train.recording import check_folder, parts_path, record_step, step_re
 from ramet.train.rescoring import Rescorer
 from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
-from ramet.types import AdvantageEstimator, AdvantageOutput, Need
+from ramet.types import AdvantageEstimator, Need
 from ramet.types.algorithm import MIN_GROUP
 
 logger = logging.getLogger(__name__)
@@ -56,11 +50,13 @@ class Learner:
         needs_reference: bool,
         state: TrainState,
         preemption: Preemption,
+        learn_groups: LearnGroups | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`folder` is the run's; `state` has the KL coefficient to continue with, where it follows a target. `recorder`
-        None: the record is written in this process.
+        """`folder` is the run's; `state` has the KL coefficient to continue with, where it follows a target.
+        `learn_groups` None: rows are made in this process. `recorder` None: the record is written there.
         """
+        self._learn_groups = learn_groups
         self._recorder = recorder
         self._config = config
         self._folder = folder
@@ -68,6 +64,7 @@ class Learner:
         self._critic = critic
         self._estimator = estimator
         self._rescorer = Rescorer(config, estimator, ranks)
+        self._reward_weights = {name: reward.weight for name, reward in config.rewards.items()}
         self._needs_reference = needs_reference
         self._preemption = preemption
         self._state = state
@@ -94,33 +91,74 @@ class Learner:
         warning is logged, and nothing is learned. Raises `Dropped` if the run is to stop, before any weight changes.
         """
         without = [i for i, reward in enumerate(greedy or []) if reward is None]
-        rows = rows_of(played.groups, without=without, min_group=self.min_group)
         metrics = row_metrics(played.groups, without=without, min_group=self.min_group)
-        metrics |= lag_metrics(rows, version=step - 1, allowed=self._config.train.staleness)
-        if not rows:
+        n_rows, n_rollouts = int(metrics["train/rows"]), sum(len(group.rollouts) for group in played.groups)
+        if not n_rows:
             baseline = "" if greedy is None else " and a greedy one"
             what = "no group has two valid rollouts" if self.min_group > 1 else "no rollout is valid"
             repeats.warn(logger, what, f"step %d: {what}%s; nothing to learn from", step, baseline, by_step=True)
             await self._record(step, played, None, greedy)
             return metrics | {"train/updates": 0.0}
-        batch, reported = await self._train_batch(rows, played.groups, greedy, clock)
+        if n_rows < n_rollouts:
+            message = "training on %d of %d rollouts: others are masked, single ones of a group or without a baseline"
+            logger.info(message, n_rows, n_rollouts)
+        batch: TrainBatch | None = None
+        if self._learn_groups is None or not self._learns_by_group:
+            rows = rows_of(played.groups, without=without, min_group=self.min_group)
+            metrics |= self._lag_metrics(step, TokenVersions.of(rows), n_rows)
+            batch, reported = await self._train_batch(rows, played.groups, greedy, clock)
+        else:
+            learned = await self._learn_groups(self._estimator, self._groups(played, greedy), self._kl.coef)
+            metrics |= self._lag_metrics(step, TokenVersions.of_parts(group.versions for group in learned), n_rows)
+            reported = await self._taken_batch(learned, clock)
         clock.lap("record")
         self._preemption.check()  # the last point with the weights of the step before
         recording = asyncio.create_task(self._record(step, played, batch, greedy))
         try:
-            updated: dict[str, float] = {}
-            threads = batch.by_thread()
-            if self._critic is not None:
-                updated |= await self._ranks.call(PolicyRank.update_critic, threads, step)
-            if self._policy_learns(step):
-                updated |= await self._ranks.call(PolicyRank.update, threads, step)
+            updated = await self._update(batch, step)
             clock.lap("update")
         except BaseException:
             await asyncio.gather(recording, return_exceptions=True)  # what the update raised comes first
             raise
         await recording  # before anything uses the new weights
         clock.lap("record")
-        return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows), step)}
+        return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, n_rows, step)}
+
+    @property
+    def _learns_by_group(self) -> bool:
+        """Whether advantages need nothing but single groups, so that they can be made where the groups are."""
+        of_groups = {Need.ENTROPY, Need.GREEDY_ROLLOUT}
+        return is_by_group(self._estimator) and self._estimator.needs <= of_groups and not self._kl_in_reward
+
+    def _groups(self, played: PlayedStep, greedy: Sequence[float | None] | None) -> list[GroupToLearn]:
+        """Return the groups that have rows."""
+        rewards = [None] * len(played.groups) if greedy is None else greedy
+        return [
+            GroupToLearn(number=number, group=group, greedy=reward, reward_weights=self._reward_weights)
+            for number, (group, reward) in enumerate(zip(played.groups, rewards, strict=True))
+            if len(group.valid) >= self.min_group and (greedy is None or reward is not None)
+        ]
+
+    def _lag_metrics(self, step: int, versions: TokenVersions, n_rows: int) -> dict[str, float]:
+        return lag_metrics(versions, n_rows, version=step - 1, allowed=self._config.train.staleness)
+
+    async def _taken_batch(self, learned: Sequence[LearnedGroup], clock: StepClock) -> dict[str, float]:
+        """Complete the batch that the ranks have taken; returns the estimator's metrics."""
+        if self._needs_reference:
+            await self._ranks.call(PolicyRank.add_reference_logprobs)
+        clock.lap("logprobs")
+        return mean_metrics((group.metrics, group.n_rows) for group in learned)
+
+    async def _update(self, batch: TrainBatch | None, step: int) -> dict[str, float]:
+        """Let the ranks learn; returns their metrics. `batch` None: from the batch that they have taken."""
+        if batch is None:
+            return await self._ranks.call(PolicyRank.update_taken, step)
+        threads, updated = batch.by_thread(), dict[str, float]()
+        if self._critic is not None:
+            updated |= await self._ranks.call(PolicyRank.update_critic, threads, step)
+        if self._policy_learns(step):
+            updated |= await self._ranks.call(PolicyRank.update, threads, step)
+        return updated
 
     async def _record(
         self, step: int, played: PlayedStep, batch: TrainBatch | None, greedy: Sequence[float | None] | None
@@ -167,7 +205,7 @@ class Learner:
             kl_coef=self._kl.coef,
             rescored_logprobs=await self._rescorer.rescored(rows, groups),
             probe_logprobs=await self._rescorer.probed(rows, groups),
-            reward_weights={name: reward.weight for name, reward in self._config.rewards.items()},
+            reward_weights=self._reward_weights,
         )
         clock.lap("logprobs")
         baselines = None if greedy is None else [reward for row in rows if (reward := greedy[row.group]) is not None]
@@ -193,67 +231,3 @@ class Learner:
         if self._config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
         return threads.join(await self._ranks.call(PolicyRank.logprobs, threads.rows))
-
-
-def estimate(
-    estimator: AdvantageEstimator,
-    step: TrainBatch,
-    *,
-    greedy_rewards: Sequence[float] | None = None,
-    kl_in_reward: bool = False,
-) -> tuple[TrainBatch, dict[str, float]]:
-    """Return the step's rows with their advantages, and the estimator's metrics. It sees what its `needs` name of what
-    the step has, at once or by group (`scope`).
-
-    `kl_in_reward`: tokens lose `step.kl_coef` times their KL to the reference. A `discounted` estimator has that among
-    its token rewards. For any other, the KL part is added to the estimator's output. Otherwise statistics of a group
-    (such as the division by its standard deviation) would turn the noise of a small KL into advantages of full size.
-    Raises `PluginError` if the estimator breaks the contract.
-    """
-    by_group = getattr(estimator, "scope", "batch") == "group"  # may be left out
-    parts = groups_of(step.rows) if by_group else [list(range(len(step.rows)))]
-    learned, metrics = [], defaultdict[str, list[tuple[float, int]]](list)
-    for indices in parts:
-        part = step.part(indices) if by_group else step
-        greedy = None if greedy_rewards is None else [greedy_rewards[i] for i in indices]
-        output = _estimate(estimator, part, greedy, kl_in_reward)
-        learned.append(part.with_advantages(output.advantages, returns=output.returns, weights=output.weights))
-        for name, value in output.metrics.items():
-            metrics[name].append((float(value), len(indices)))
-    batch = step.with_parts(parts, learned) if by_group else learned[0]
-    return batch, {name: _mean_of_rows(values) for name, values in metrics.items()}
-
-
-def _mean_of_rows(values: Sequence[tuple[float, int]]) -> float:
-    """Return the mean of values of groups by their numbers of rows."""
-    if len(values) == 1:
-        return values[0][0]
-    return sum(value * n for value, n in values) / sum(n for _, n in values)
-
-
-def _estimate(
-    estimator: AdvantageEstimator, step: TrainBatch, greedy_rewards: Sequence[float] | None, kl_in_reward: bool
-) -> AdvantageOutput:
-    """Return checked advantages `[N, T]` of all rows of `step`, which may be one group's."""
-    name = f"advantage estimator {origin(estimator)}"
-    batch = step.advantage_inputs(estimator.needs, greedy_rewards)
-    penalty = None
-    if kl_in_reward and step.old_logprobs is not None and step.ref_logprobs is not None:
-        old, ref = (padded(logprobs, torch.float32, 0) for logprobs in (step.old_logprobs, step.ref_logprobs))
-        penalty = kl_penalty(old, ref, batch.mask, coef=step.kl_coef, estimator=KlEstimator.K1)
-    discounted = bool(getattr(estimator, "discounted", False))  # may be left out
-    if penalty is not None and discounted:
-        earned = 0 if batch.token_rewards is None else batch.token_rewards
-        batch = replace(batch, token_rewards=earned + penalty.token_rewards)
-    if Need.ENTROPY in estimator.needs and batch.entropies is None:
-        raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
-    with torch.no_grad(), unchanged(batch, name):
-        with boundary(name, "advantage"):
-            output = estimator(batch)
-    problem = advantage_problem(output, batch)
-    if problem is not None:
-        raise PluginError(f"{name}: {problem}{defined_at(estimator)}")
-    if penalty is None:
-        return output
-    output = replace(output, metrics={**output.metrics, "train/kl_reward": penalty.kl})
-    return output if discounted else replace(output, advantages=output.advantages + penalty.to_go(batch.mask))

@@ -82,6 +82,7 @@ class Loop:
             needs_reference=run.policy.needs_reference,
             state=run.state,
             preemption=run.preemption,
+            learn_groups=run.backend.learn_groups,
             recorder=run.backend.rollouts.recorder,
         )
         self.progress = TrainProgress(run.backend, total_steps=self.total_steps, done=run.state.step)

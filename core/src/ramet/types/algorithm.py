@@ -116,8 +116,9 @@ class AdvantageEstimator(Protocol):
     KL's part to the advantages that it returns. `reads_threads`: it takes rows with several threads
     (`AdvantageInputs.thread_ids`) for what they are; without it a run with an agent, which can have them, is refused.
     `scope`: "group" if the advantages of a group depend on that group only. Then it is called once for each group,
-    which is padded to its own longest response, and its metrics are averaged over the groups by their rows. The
-    padded inputs of a complete step of long rollouts take tens of gigabytes. Default "batch".
+    which is padded to its own longest response, and its metrics are averaged over the groups by their rows. With
+    `cluster=ray` that is in the processes that ran the groups. The padded inputs of a complete step of long rollouts
+    take tens of gigabytes. Default "batch".
 
     What scores tokens and texts for `Need.RESCORED` and `Need.PROBED` is the model `train.teacher`, or without one the
     policy before the update, at the temperature of sampling.

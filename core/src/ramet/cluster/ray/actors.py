@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import math
 import os
 import socket
@@ -27,7 +28,7 @@ from ramet.cluster.ray.actor_base import (
     node_address,
     use_node_interface,
 )
-from ramet.cluster.ray.played_groups import PartGroup, PlayedGroups, piece
+from ramet.cluster.ray.played_groups import LearnedPart, PartGroup, PartToLearn, PlayedGroups, fetched, piece
 from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.cluster.ray.worker import ALLOCATOR, WorkerLost
@@ -38,6 +39,7 @@ from ramet.engines.vllm import VllmEngine
 from ramet.errors import InfraError
 from ramet.models.loading import build_encoder, resolve_device
 from ramet.models.torch_setup import set_up_torch
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.rank import PolicyRank
 from ramet.rollout.plan import RolloutRequest
@@ -55,7 +57,7 @@ class RolloutActor(Actor):
         gc.freeze()  # as `heap_at_rest`, for as long as this process lives
         use_node_interface()  # vLLM's processes inherit it
         set_up_torch(setup.config.run)
-        components = Components(setup.config)
+        self.components = components = Components(setup.config)
         self.scorer = components.scorer if setup.branching and needs_rewards(components.branch_policy) else None
         try:
             if self.scorer is not None:
@@ -82,6 +84,10 @@ class RolloutActor(Actor):
         if request.ticket is not None:
             self.played.keep(request.ticket, groups)
         return groups
+
+    @in_group(SAVE)
+    def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:
+        return self.played.learn(self.components.advantage, groups)
 
     @in_group(SAVE)
     def write_part(self, path: Path, parts: Sequence[PartGroup]) -> Path | None:
@@ -206,6 +212,10 @@ class PolicyActor(Actor, PolicyRank):
             join_ranks(rank=self.rank, world_size=setup.world_size, address=address, timeout_s=setup.timeout_s)
         PolicyRank.__init__(self, spec, critic, rank=self.rank, world_size=setup.world_size)
         self._progress = lambda: self.progress
+
+    def fetch(self, parts: Sequence[ObjectRef[list[TrainBatch]]], kl_coef: float) -> None:
+        """Take a step's rows from the object store. Raises `PartLost`."""
+        self.take(itertools.chain.from_iterable(fetched(parts)), kl_coef)
 
     def put_weights(self) -> list[ObjectRef[Bucket]]:
         """Put into the object store by the first rank; the others of its replica help to gather them. All but the first

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from ramet.cluster.ray.actors import PolicyActor
+from ramet.cluster.ray.group_parts import learn_here
+from ramet.cluster.ray.played_groups import PartLost
 from ramet.cluster.ray.policy import RayRanks
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import choose
 from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
+from ramet.io import repeats
+from ramet.policy.advantages import GroupToLearn, LearnedGroup
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.method import RolloutMethod
+from ramet.types import AdvantageEstimator
+
+logger = logging.getLogger(__name__)
 
 
 class RayBackend:
@@ -51,6 +61,19 @@ class RayBackend:
             await pool.close()
             raise
         return backend
+
+    async def learn_groups(
+        self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn], kl_coef: float
+    ) -> list[LearnedGroup]:
+        """Rows go from the rollout workers to the ranks; only what they report passes here."""
+        parts, learned = await self._pool.unless_failed(self.rollouts.parts.learn(estimator, groups))
+        try:
+            await self.policy.call(PolicyActor.fetch, parts, kl_coef)
+        except PartLost as error:  # with its worker or node; the driver has the groups, and no rank has begun
+            repeats.warn(logger, "rows are lost", "%s: the driver makes the rows of the step", error, by_step=True)
+            part = await asyncio.to_thread(learn_here, estimator, groups)
+            await self.policy.call(PolicyActor.fetch, (part.batches,), kl_coef)
+        return learned
 
     async def sync_weights(self, version: int) -> None:
         await self._pool.unless_failed(self.rollouts.workers.update_weights(version))

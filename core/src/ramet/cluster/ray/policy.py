@@ -30,10 +30,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SETTLE_S = 5.0  # for the other ranks to end, once one has failed
 READS_FILES = frozenset({"verify"})  # takes as long as the file system does
-CHANGES_WEIGHTS = frozenset({"update", "load"})
+CHANGES_WEIGHTS = frozenset({"update", "update_taken", "load"})
 # What needs the memory of co-located engines. `load`: an optimiser that is offloaded is read on the device.
 COMPUTES = frozenset(
-    {"logprobs", "logprobs_and_entropies", "reference_logprobs", "rescore", "values", "update", "update_critic", "load"}
+    {
+        "logprobs",
+        "logprobs_and_entropies",
+        "reference_logprobs",
+        "add_reference_logprobs",
+        "rescore",
+        "values",
+        "update",
+        "update_taken",
+        "update_critic",
+        "load",
+    }
 )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from ramet.cluster.counts import Counts, total_metrics
 from ramet.cluster.interfaces import OnGroup, Recorder
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.record_parts import RecordParts
+from ramet.cluster.ray.group_parts import GroupParts
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.worker import Timeout
 from ramet.cluster.ray.worker_pool import WorkerPool
@@ -59,7 +59,7 @@ class RayRollouts:
         self._metrics = RolloutMetrics(pool.config.rollout.first_tokens)
         self._kept: list[Counts] = []  # for `metrics`, from before uncounted work
         self._restarts_reported = 0
-        self._parts = RecordParts(pool.timeout_s)
+        self.parts = GroupParts(pool.timeout_s)
         self._progress = ProgressCounter()  # of groups that are back, and of how many there will be
 
     @classmethod
@@ -81,7 +81,7 @@ class RayRollouts:
 
     @property
     def recorder(self) -> Recorder:
-        return self._parts.write
+        return self.parts.write
 
     def group_size(self, plan: RolloutPlan) -> int:
         return plan.resolved(self._config.rollout).group_size
@@ -128,11 +128,11 @@ class RayRollouts:
                 allowed_s, key = deadline.left(), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have their own time-outs
             try:
-                ticket = self._parts.next_ticket() if plan.recorded else None
+                ticket = self.parts.next_ticket() if plan.recorded else None
                 asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s, ticket=ticket)
                 groups = await worker.call(Timeout(allowed_s + patience, key), RolloutActor.run_groups, asked)
                 if ticket is not None:
-                    self._parts.note(worker, ticket, groups)
+                    self.parts.note(worker, ticket, groups)
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
                 self.workers.replace(worker, error)

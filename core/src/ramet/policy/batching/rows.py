@@ -7,8 +7,7 @@ nor the loss can see them.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import Segment, SegmentKind, StopReason
 from ramet.types.algorithm import MIN_GROUP
 
-logger = logging.getLogger(__name__)
 Ids: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -96,20 +94,14 @@ def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min
     rows: list[Row] = []
     nodes = _Nodes()
     for number, group in enumerate(groups):
-        members = group.valid
-        if len(members) < min_group or number in without:
-            continue
-        index = {scored.rollout.id: len(rows) + i for i, scored in enumerate(members)}
-        nodes.begin_group()
-        rows.extend(_row(scored, number, index, nodes) for scored in members)
-    total = sum(len(group.rollouts) for group in groups)
-    if len(rows) < total:
-        logger.info(
-            "training on %d of %d rollouts: the others are masked, the only ones of their group or without a baseline",
-            len(rows),
-            total,
-        )
+        if len(group.valid) >= min_group and number not in without:
+            rows += _rows(group, number, len(rows), nodes)
     return rows
+
+
+def rows_of_group(group: ScoredGroup, number: int) -> list[Row]:
+    """Return one group's rows as `rows_of` does, but with parents and nodes numbered from 0 in the group."""
+    return _rows(group, number, 0, _Nodes())
 
 
 def row_metrics(
@@ -124,6 +116,34 @@ def row_metrics(
         "train/groups_too_small": float(sum(n < min_group for n in valid)),
         "train/groups_without_baseline": float(len(without)),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenVersions:
+    """The policy versions of trained tokens, as far as a step needs them."""
+
+    n: int  # tokens
+    total: int  # sum of their versions
+    oldest: int
+    newest: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> TokenVersions:
+        versions = np.concatenate([row.policy_versions[row.mask] for row in rows])
+        if not len(versions):
+            return cls(n=0, total=0, oldest=0, newest=0)
+        return cls(n=len(versions), total=int(versions.sum()), oldest=int(versions.min()), newest=int(versions.max()))
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[TokenVersions]) -> TokenVersions:
+        """Return the versions of all parts together."""
+        trained = [part for part in parts if part.n]
+        return cls(
+            n=sum(part.n for part in trained),
+            total=sum(part.total for part in trained),
+            oldest=min((part.oldest for part in trained), default=0),
+            newest=max((part.newest for part in trained), default=0),
+        )
 
 
 class _Nodes:
@@ -143,6 +163,13 @@ class _Nodes:
         first = self._first.setdefault(id(segment), self._next)
         self._next = max(self._next, first + len(segment))
         return np.arange(first, first + len(segment))
+
+
+def _rows(group: ScoredGroup, number: int, first: int, nodes: _Nodes) -> list[Row]:
+    """Return the rows of a group's valid rollouts; `first` is the index of the first of them."""
+    index = {scored.rollout.id: first + i for i, scored in enumerate(group.valid)}
+    nodes.begin_group()
+    return [_row(scored, number, index, nodes) for scored in group.valid]
 
 
 def _row(scored: ScoredRollout, group: int, index: Mapping[str, int], nodes: _Nodes) -> Row:

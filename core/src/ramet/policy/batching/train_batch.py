@@ -115,6 +115,17 @@ class TrainBatch:
             weights=[weights[number][i] for number, i in places] if any(batch.weights for batch in batches) else None,
         )
 
+    @classmethod
+    def of_parts(cls, batches: Sequence[TrainBatch], *, kl_coef: float) -> TrainBatch:
+        """Return the batch of the rows of `batches`, one after the other, with what an estimator gave for them."""
+        rows: list[Row] = []
+        parts: list[range] = []
+        for batch in batches:
+            first = len(rows)
+            rows += [replace(row, parent=row.parent + first if row.parent >= 0 else -1) for row in batch.rows]
+            parts.append(range(first, len(rows)))
+        return cls(rows=rows, kl_coef=kl_coef).with_parts(parts, batches)
+
     def by_thread(self) -> TrainBatch:
         """Return the batch whose rows are threads; itself where every rollout has one."""
         threads = Threads.of(self.rows)

@@ -1,5 +1,5 @@
 """What an estimator is told of the rollouts besides their rewards: estimators that use it, one field each. What it
-returns is checked.
+returns is checked. Groups can be learned one by one.
 
 Each field is the same in this process, through the pickle in which Ray sends groups, and read from a step's record.
 """
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ramet.errors import PluginError
+from ramet.policy.advantages import GroupToLearn, estimate, learn_group, mean_metrics, recorded_advantages
 from ramet.policy.batching.rows import rows_of
 from ramet.policy.batching.train_batch import TrainBatch, padded
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import answered_rollout
-from ramet.train.learning import estimate
 from ramet.types import (
     AdvantageInputs,
     AdvantageOutput,
@@ -232,6 +232,38 @@ def test_an_estimator_by_group_is_given_one_group_at_once_without_the_padding_of
     assert [a.tolist() for a in batch.advantages] == [a.tolist() for a in at_once.advantages]
 
 
+def test_groups_that_are_learned_one_by_one_make_the_batch_of_all_together(group: ScoredGroup) -> None:
+    """As workers learn them, and ranks join them; the second group has forks whose parent has no row, and one whose
+    parent has one.
+    """
+
+    class Counts(HardAttribution):
+        scope: Literal["batch", "group"] = "group"
+
+        def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+            assert batch.greedy_rewards is None
+            return replace(super().__call__(batch), metrics={"rows": float(len(batch.rewards))})
+
+    root = replace(group.rollouts[0], rollout=replace(group.rollouts[0].rollout, fault=None), reward=3.0)
+    groups = [group, replace(group, rollouts=(root, *group.rollouts[1:]))]
+    together, metrics = estimate(Counts(), TrainBatch(rows=rows_of(groups), kl_coef=0.5))
+    learned = [
+        learn_group(Counts(), GroupToLearn(number=number, group=one, greedy=None)) for number, one in enumerate(groups)
+    ]
+    joined = TrainBatch.of_parts([batch for batch, _ in learned], kl_coef=0.5)
+    assert mean_metrics((part.metrics, part.n_rows) for _, part in learned) == metrics
+    assert [row.parent for row in joined.rows] == [-1, -1, -1, -1, 3, 3, -1]
+    assert pickle.dumps(unnamed(joined)) == pickle.dumps(unnamed(together))
+    advantages = [recorded_advantages(batch) for batch, _ in learned]
+    assert advantages[1]["0.1"].tolist() == together.advantages[5].tolist()
+
+
+def unnamed(batch: TrainBatch) -> TrainBatch:
+    """The batch without the names of nodes, and with copies of its arrays, which may be views."""
+    rows = [replace(row, node_ids=row.node_ids * 0, parts=dict(row.parts)) for row in batch.rows]
+    return replace(batch, rows=rows, advantages=[values.copy() for values in batch.advantages])
+
+
 class Outside:
     needs: frozenset[Need] = frozenset()
 
@@ -279,6 +311,6 @@ def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: st
     rows = rows_of([group])
     with pytest.raises(PluginError) as caught:
         estimate(estimator, TrainBatch(rows=rows, old_logprobs=[row.engine_logprobs for row in rows]))
-    line = f"core/tests/train/test_learning.py:{type(estimator).__call__.__code__.co_firstlineno}"
+    line = f"core/tests/policy/test_advantages.py:{type(estimator).__call__.__code__.co_firstlineno}"
     name = f"{type(estimator).__module__}.{type(estimator).__name__}"
     assert str(caught.value) == f"advantage estimator {name}{what} ({line})"

@@ -1,0 +1,209 @@
+"""The groups of a step, each in the worker that ran it: rows with advantages, and the record.
+
+The driver sends rewards. It does the work of workers that are lost, or have a full disk, since it has all groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ray import ObjectRef
+
+from ramet.cluster.ray.actors import RolloutActor
+from ramet.cluster.ray.played_groups import GroupPlace, LearnedPart, PartGroup, PartToLearn
+from ramet.cluster.ray.worker import RayWorker
+from ramet.cluster.ray.worker_pool import run_together
+from ramet.errors import InfraError
+from ramet.io import repeats
+from ramet.io.atomic import open_atomic, temporary_folder
+from ramet.policy.advantages import GroupToLearn, LearnedGroup, learn_group, recorded_advantages
+from ramet.policy.batching.train_batch import TrainBatch
+from ramet.rollout.record import GroupRecord, part_path, write_records
+from ramet.rollout.record_files import publish_parts, write_index
+from ramet.rollout.scoring import ScoredGroup, score_of
+from ramet.types import AdvantageEstimator, Group, Rollout, RolloutScore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A group that a worker has, too."""
+
+    worker: RayWorker
+    place: GroupPlace
+    group: Group  # so that the identity of its segments stays its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A group's record, and what is noted of the group."""
+
+    record: GroupRecord  # without advantages where those were made by `learn`
+    played: _Played | None
+    learned: tuple[AdvantageEstimator, GroupToLearn] | None
+
+    def complete(self) -> GroupRecord:
+        """Return the record with advantages, which are made again if they are not here."""
+        if self.learned is None:
+            return self.record
+        batch, _ = learn_group(*self.learned)
+        return replace(self.record, advantages=recorded_advantages(batch))
+
+
+class GroupParts:
+    """The driver's side: which worker has which group, and what each does with its groups."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._tickets = itertools.count()
+        self._played: dict[int, _Played] = {}  # by `_identity`
+        self._learned: dict[int, tuple[AdvantageEstimator, GroupToLearn]] = {}  # by `_identity`, until the record
+
+    def next_ticket(self) -> int:
+        return next(self._tickets)
+
+    def note(self, worker: RayWorker, ticket: int, groups: Sequence[Group]) -> None:
+        """Note that `worker` has these groups."""
+        for index, group in enumerate(groups):
+            if (identity := _identity(group.rollouts)) is not None:
+                self._played[identity] = _Played(worker, GroupPlace(ticket, index), group)
+
+    async def learn(
+        self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]
+    ) -> tuple[tuple[ObjectRef[list[TrainBatch]], ...], list[LearnedGroup]]:
+        """Let each worker make rows and advantages of its groups. Returns the rows, one object for each worker, and an
+        entry for each group. Raises as `learn_group`.
+        """
+        by_worker = defaultdict[RayWorker | None, list[int]](list)
+        played = [self._played.get(self._note_learned(estimator, group)) for group in groups]
+        for i, known in enumerate(played):
+            by_worker[None if known is None else known.worker].append(i)
+        batches: list[ObjectRef[list[TrainBatch]]] = []
+        learned: dict[int, LearnedGroup] = {}
+
+        async def learn_part(worker: RayWorker | None, indices: Sequence[int]) -> None:
+            part = await self._learn_part(estimator, worker, [(played[i], groups[i]) for i in indices])
+            batches.append(part.batches)
+            learned.update(zip(indices, part.groups, strict=True))
+
+        await run_together(*(learn_part(worker, indices) for worker, indices in by_worker.items()))
+        return tuple(batches), [learned[i] for i in range(len(groups))]
+
+    def _note_learned(self, estimator: AdvantageEstimator, group: GroupToLearn) -> int:
+        """Note that the group's record has advantages; returns its identity."""
+        identity = _identity([scored.rollout for scored in group.group.rollouts])
+        assert identity is not None  # it has rows
+        self._learned[identity] = estimator, group
+        return identity
+
+    async def _learn_part(
+        self,
+        estimator: AdvantageEstimator,
+        worker: RayWorker | None,
+        groups: Sequence[tuple[_Played | None, GroupToLearn]],
+    ) -> LearnedPart:
+        if worker is not None:
+            sent = [to_learn(played.place, group) for played, group in groups if played is not None]
+            try:
+                return await worker.call(self._timeout_s, RolloutActor.learn_groups, sent)
+            except InfraError as error:  # it is lost or stuck
+                message = "%s did not make its rows (%s: %s): the driver makes them"
+                repeats.warn(logger, "a worker's rows", message, worker, type(error).__name__, error, by_step=True)
+        return await asyncio.to_thread(learn_here, estimator, [group for _, group in groups])
+
+    async def write(self, path: Path, records: Sequence[GroupRecord]) -> None:
+        """Write the record of a step to the folder `path`, which appears complete or not at all. The advantages of
+        groups that were given to `learn` are added.
+        """
+        recorded = [self._recorded(record) for record in records]
+        by_worker = defaultdict[RayWorker | None, list[int]](list)
+        for i, group in enumerate(recorded):
+            by_worker[None if group.played is None else group.played.worker].append(i)
+        folder = await asyncio.to_thread(temporary_folder, path)
+        try:
+            parts = list(enumerate(by_worker.items()))
+            await run_together(
+                *(
+                    self._write_part(part_path(folder, number), worker, [recorded[i] for i in indices])
+                    for number, (worker, indices) in parts
+                )
+            )
+            part_of = {i: number for number, (_, indices) in parts for i in indices}
+            await asyncio.to_thread(write_index, folder, [part_of[i] for i in range(len(records))])
+            await asyncio.to_thread(publish_parts, folder, path)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _recorded(self, record: GroupRecord) -> _Recorded:
+        """Return a group's record with what is noted of it, and forget that."""
+        identity = _identity([scored.rollout for scored in record.group.rollouts])
+        if identity is None:
+            return _Recorded(record, None, None)
+        return _Recorded(record, self._played.pop(identity, None), self._learned.pop(identity, None))
+
+    async def _write_part(self, path: Path, worker: RayWorker | None, groups: Sequence[_Recorded]) -> None:
+        if worker is not None:
+            sent = [
+                to_record(group.played.place, group.record, made=group.learned is not None)
+                for group in groups
+                if group.played is not None
+            ]
+            try:
+                elsewhere = await worker.call(self._timeout_s, RolloutActor.write_part, path, sent)
+                if elsewhere is not None:
+                    await self._fetch(worker, elsewhere, path)
+                return
+            except (InfraError, OSError) as error:  # it is lost, stuck, or cannot write; the driver has its groups too
+                message = "%s did not write its part of the record (%s: %s): the driver writes it"
+                repeats.warn(logger, "a part of a record", message, worker, type(error).__name__, error, by_step=True)
+        await asyncio.to_thread(lambda: write_records(path, (group.complete() for group in groups)))
+
+    async def _fetch(self, worker: RayWorker, source: Path, path: Path) -> None:
+        with open_atomic(path) as file:
+            while data := await worker.call(self._timeout_s, RolloutActor.part_piece, source, file.tell()):
+                await asyncio.to_thread(file.write, data)
+
+
+def learn_here(estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]) -> LearnedPart:
+    """Do the work of a worker in the driver. Raises as `learn_group`."""
+    return LearnedPart.of([learn_group(estimator, group) for group in groups])
+
+
+def _identity(rollouts: Iterable[Rollout]) -> int | None:
+    """Return the identity of the segments of a group's first rollout that has any, which scoring keeps; None: none."""
+    return next((id(rollout.segments) for rollout in rollouts if rollout.segments), None)
+
+
+def _scores(group: ScoredGroup) -> dict[str, RolloutScore]:
+    return {scored.rollout.id: score_of(scored) for scored in group.rollouts}
+
+
+def to_learn(place: GroupPlace, group: GroupToLearn) -> PartToLearn:
+    """Return what the worker is sent that has the group."""
+    return PartToLearn(
+        place=place,
+        number=group.number,
+        scores=_scores(group.group),
+        greedy=group.greedy,
+        reward_weights=group.reward_weights,
+    )
+
+
+def to_record(place: GroupPlace, record: GroupRecord, *, made: bool) -> PartGroup:
+    """Return what the worker is sent that has the group. `made`: it has made the advantages."""
+    return PartGroup(
+        place=place,
+        step=record.step,
+        scores=_scores(record.group),
+        advantages=None if made else record.advantages,
+        number=record.number,
+        greedy=record.greedy,
+    )
