@@ -7,6 +7,7 @@ exported model, a checkpoint, or another model.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ramet.config.hydra_adapter import override
 from ramet.config.resolved import Resolved
 from ramet.config.secrets import HIDDEN
 from ramet.config.trust import code_options
-from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, folder_of, write_credit
+from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, check_folder, folder_of, read_credit, write_credit
 from ramet.credit.measure import credit_rows, measure
 from ramet.credit.points import ChosenRollout, choose, points_of
 from ramet.errors import ConfigError, collected, raise_all
@@ -112,6 +113,7 @@ def run(folder: Path, options: CreditOptions) -> CreditResult:
     """Measure; finished points of an earlier process are not repeated. Raises `ConfigErrors` before anything starts."""
     with StopListener().listening(), recording():
         _manifest(folder, options)
+        check_folder(options.out or folder_of(folder))
         with file_rights(private=not folder.stat().st_mode & 0o077):
             prepared = _prepare(folder, options, _weights(folder, options, options.out or folder_of(folder)))
             set_up_torch(prepared.resolved.config.run)
@@ -181,12 +183,23 @@ def _composed(folder: Path, options: CreditOptions, manifest: Manifest, model: P
     recorded = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
     kept = [text for text in recorded if _key(text) not in {*typed, *NOT_KEPT}]
     resolved = compose([*kept, *mine], job="train", config_dir=options.config_dir)
-    code = {key: text for key, text in code_options(resolved.components).items() if key.startswith(BUILT)}
+    code = code_options(resolved.components).items()
+    named = {key: text for key, text in code if key.startswith(BUILT) and key not in typed}
+    read = {_key(text): text.partition("=")[2] for text in kept if "${" in text}
     raise_all(
-        f"{file}: {key} names {text!r}, whose code would run; runs are passed on, so read it, and name it yourself: "
-        f"ramet credit {folder} {key}={text}"
-        for key, text in code.items()
-        if any(_sets(kept_text, key) for kept_text in kept)
+        [
+            *(
+                f"{file}: {key} names {text!r}, whose code would run; runs are passed on, so read it, and name it "
+                f"yourself: ramet credit {folder} {shlex.quote(f'{key}={text}')}"
+                for key, text in named.items()
+                if any(_sets(kept_text, key) for kept_text in kept)
+            ),
+            *(
+                f"{file}: {key} reads the environment ({text}); runs are passed on, so read it, and name it yourself: "
+                f"ramet credit {folder} {shlex.quote(f'{key}={text}')}"
+                for key, text in read.items()
+            ),
+        ]
     )
     return fetched(resolved, data=False, commits=manifest.hub)
 
@@ -282,10 +295,11 @@ async def _measure(prepared: _Prepared, options: CreditOptions) -> CreditResult:
                 )
     finally:
         await scorer.aclose()
-    rows = credit_rows(prepared.chosen, prepared.file)
+    rows, names = credit_rows(prepared.chosen, prepared.file), {rollout.name for rollout in prepared.chosen}
+    earlier = [row for row in read_credit(out) if row["rollout"] not in names]
     return CreditResult(
         folder=out,
-        file=write_credit(out, rows),
+        file=write_credit(out, [*earlier, *rows]),
         rows=rows,
         n_rollouts=len(prepared.chosen),
         n_reached=reached,
