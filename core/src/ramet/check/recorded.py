@@ -29,7 +29,8 @@ from ramet.models.torch_setup import check_torch
 from ramet.plugins.component_checks import is_agent
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.rollout.keys import RolloutKey
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, RolloutRequest
+from ramet.rollout.prefixes import prefix_at
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.rollout.record_files import recorded_files
 from ramet.types import Benchmark, Rollout, Task
@@ -70,6 +71,12 @@ class RecordedGroup:
 
     def key(self, rollout: Rollout) -> str:
         return RolloutKey(self.plan.salt, self.record.step, self.name, rollout.id).text
+
+    def continued(self, rollout: Rollout, turn: int, n: int, salt: str, name: str) -> RolloutRequest:
+        """Return the request for `n` rollouts from where a turn of a rollout begins; 0: from the prompt of today."""
+        plan = replace(self.plan, group_size=n, branch=False, salt=salt)
+        begin = prefix_at(self.record, rollout, turn) if turn else None
+        return RolloutRequest(tasks=[self.task], step=self.record.step, plan=plan, begin=begin, names=[name])
 
     def why_untested(self, rollout: Rollout) -> str | None:
         """Why the rollout cannot run again; None: it can."""

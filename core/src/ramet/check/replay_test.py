@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -44,11 +44,10 @@ from ramet.models.loading import build_encoder, load_model
 from ramet.models.torch_setup import set_up_torch
 from ramet.rollout.branching.recorded_tree import RecordedTree
 from ramet.rollout.plan import RolloutRequest
-from ramet.rollout.played import Continuation, PlayedEngine, PlayedTool, RecordedCalls, RecordedTokens, token_ids
-from ramet.rollout.prefixes import prefix_of
+from ramet.rollout.played import PlayedEngine, PlayedTool, RecordedCalls, RecordedTokens, token_ids
 from ramet.runs.recomposed import recomposed
 from ramet.tracking.run_log import recording
-from ramet.types import Group, Rollout, SegmentKind, Task
+from ramet.types import Group, Rollout, SegmentKind
 
 logger = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
@@ -216,7 +215,7 @@ class _Test:
 
     @asynccontextmanager
     async def _rollouts(
-        self, services: RunServices, engine: Engine, policy: RecordedTree | Continuation, by_key: dict[str, Rollout]
+        self, services: RunServices, engine: Engine, policy: RecordedTree | None, by_key: dict[str, Rollout]
     ) -> AsyncIterator[LocalRollouts]:
         """Rollouts with recorded results of tools where `by_key` has some and the options say so."""
         played = bool(by_key) and self.options.tools is Tools.RECORDED
@@ -319,15 +318,17 @@ class _Test:
         for outcome in outcomes:
             if (turn := starts.get(id(outcome))) is not None:
                 unique.setdefault((id(outcome.group), turn, _beginning(outcome, turn)), []).append(outcome)
-        tasks = {key: replace(alike[0].group.task) for key, alike in unique.items()}
         built = self._build_engine()
         engine = PlayedEngine(lambda request: None, built.info, built)  # which is not closed with the rollouts
-        policy = Continuation({id(tasks[key]): key[1] for key in unique})
-        async with self._rollouts(services, engine, policy, {}) as rollouts, self._scoring(services):
-            for key, alike in unique.items():
-                await self._load(rollouts, self._version(alike[0].group))
-                group = await _continue(rollouts, alike[0], tasks[key], key[1], self.options.samples)
-                rewards = await self._rewards(alike[0].group.benchmark, group)
+        async with self._rollouts(services, engine, None, {}) as rollouts, self._scoring(services):
+            for (_, turn, _), alike in unique.items():
+                first, group = alike[0], alike[0].group
+                assert first.now is not None
+                await self._load(rollouts, self._version(group))
+                name = f"{group.name}@{first.rollout.id}"
+                request = group.continued(first.now, turn, self.options.samples, salt="test", name=name)
+                (played,) = await rollouts.run(request)
+                rewards = await self._rewards(group.benchmark, played)
                 for outcome in alike:
                     outcome.samples = rewards
 
@@ -381,17 +382,6 @@ def _start(outcome: Outcome) -> int | None:
 def _beginning(outcome: Outcome, turn: int) -> tuple[int, ...]:
     assert outcome.now is not None
     return tuple(token for segment in outcome.now.segments if segment.turn < turn for token in segment.token_ids)
-
-
-async def _continue(rollouts: LocalRollouts, outcome: Outcome, task: Task, turn: int, n: int) -> Group:
-    """Run `n` rollouts from the beginning of a turn of the replayed rollout."""
-    assert outcome.now is not None
-    step, plan = outcome.group.record.step, outcome.group.plan
-    stored = {task.id: prefix_of(step, outcome.now, turn)} if turn else {}
-    plan = replace(plan, group_size=n, branch=True, salt="test")
-    name = f"{outcome.group.name}@{outcome.rollout.id}"
-    (group,) = await rollouts.run(RolloutRequest(tasks=[task], step=step, plan=plan, stored=stored, names=[name]))
-    return group
 
 
 def describe(result: ReplayResult) -> list[str]:

@@ -137,7 +137,7 @@ def _problem(scored: ScoredRollout) -> str | None:
 
 def _chosen(record: GroupRecord, group: int, scored: ScoredRollout) -> ChosenRollout:
     names, segments = _names(record, group), scored.rollout.segments
-    begins = [prefix_at(record, scored, turn) for turn in range(n_turns(scored.rollout))]
+    begins = [prefix_at(record, scored.rollout, turn) for turn in range(n_turns(scored.rollout))]
     points = [
         CreditPoint(name=names[id(segments[begin.starts[-1] - 1])], task=record.group.task, prefix=begin)
         for begin in begins

@@ -29,9 +29,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.rollout.keys import RolloutKey
-from ramet.rollout.plan import RolloutRequest
-from ramet.rollout.played import Continuation, PlayedEngine, given_completion
-from ramet.rollout.prefixes import prefix_of
+from ramet.rollout.played import PlayedEngine, given_completion
 from ramet.rollout.scoring import ScoredRollout
 from ramet.runs.recomposed import recomposed
 from ramet.tracking.console import PipeConsole
@@ -134,10 +132,7 @@ class _Branch:
         rollout, start = self.rollout, self.turn
         if result is not None:
             rollout, start = with_result(rollout, self.turn, result, self.encoder), self.turn + 1
-        step, task = self.group.record.step, self.group.task
-        stored = {task.id: prefix_of(step, rollout, start)} if start else {}
-        plan = replace(self.group.plan, group_size=n, branch=True, salt="play")
-        request = RolloutRequest(tasks=[task], step=step, plan=plan, stored=stored, names=[self.group.name])
+        request = self.group.continued(rollout, start, n, salt="play", name=self.group.name)
         engine = build_engine(self.config, self.encoder)
 
         def given(request: Request) -> Completion | None:
@@ -154,21 +149,16 @@ class _Branch:
                 components=self.prepared.components,
                 tools=await open_tools(self.config, services, expected=self.prepared.tools.sets),
                 engine=PlayedEngine(given, engine.info, engine),
-                branch_policy=Continuation({id(task): start}),
             )
             try:
                 if self.version:
                     weights = weights_after(self.folder, self.config, self.version)
                     await rollouts.update_weights(weights.items(), self.version)
-                (group,) = await rollouts.run(request)
+                (branches,) = await rollouts.run(request)
             finally:
                 await rollouts.close()
                 await engine.close()
-        if not group.rollouts:
-            raise ConfigError(
-                f"--from: turn {start} is after the limits of tokens, turns or calls; raise rollout.max_…"
-            )
-        return group.rollouts
+        return branches.rollouts
 
 
 def with_result(rollout: Rollout, turn: int, text: str, encoder: Encoder) -> Rollout:

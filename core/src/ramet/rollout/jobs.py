@@ -15,7 +15,7 @@ from ramet.engines.protocol import Engine
 from ramet.errors import ConfigError
 from ramet.plugins.component_checks import is_agent
 from ramet.rollout.plan import GrantedGroup, RolloutRequest
-from ramet.rollout.prefixes import StoredPrefix, prefixes_with_room, prompt_problems
+from ramet.rollout.prefixes import StoredPrefix, begin_problems, prefixes_with_room, prompt_problems
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.types import RolloutStep, Segment, Task, ToolSchema
 from ramet.types.task import FROM_ROW
@@ -104,8 +104,9 @@ class JobMaker:
         granted: Sequence[GrantedGroup | None] = request.granted or [None] * len(request.tasks)
         for task, name, group in zip(request.tasks, request.task_names(), granted, strict=True):
             prompt = self._prompt(task)
-            kept, begin = request.stored.get(task.id) if request.plan.branch else None, request.begin
+            kept = request.stored.get(task.id) if request.plan.branch else None
             prefixes = () if kept is None or not self._takes_prefixes else prefixes_with_room(kept, self._config)
+            begin = request.begin if group is None or group.prefix is None else prefixes[group.prefix]
             jobs.append(
                 GroupJob(
                     task=task,
@@ -119,8 +120,8 @@ class JobMaker:
             )
             if kept is not None:
                 problems += prompt_problems(kept.step, kept.group.rollouts[0].rollout, prompt)
-            if begin is not None:
-                problems += prompt_problems(begin.source.step, begin.rollout, prompt)
+            if request.begin is not None:
+                problems += begin_problems(request.begin, prompt, self._config)
             if len(prompt) >= room:
                 problems.append(
                     f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine {room} with the "

@@ -104,7 +104,7 @@ class RolloutRequest:
     """Tasks to run in one call, a complete step or a part of one; it pickles.
 
     `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
-    `begin`: of one task, where all of its rollouts begin instead of at the prompt; only in a plan without forks.
+    `begin`: of one task, where all of its rollouts begin instead of at the prompt, without forks.
     `granted`: by task, what a step budget granted; None: the plan's size.
 
     A worker's part of a step has the `names` of its tasks among all of the step's, and `deadline_s`: the rest of

@@ -10,29 +10,12 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from random import Random
 from typing import TYPE_CHECKING
 
 from ramet.engines.protocol import Completion, Engine, EngineInfo, FinishReason, FirstReport, Request
 from ramet.engines.sequence import RunningSequence, StopStrings
 from ramet.errors import InfraError, ToolError
-from ramet.types import (
-    BranchAction,
-    BranchEvent,
-    CallStatus,
-    Done,
-    GroupView,
-    Need,
-    Rollout,
-    SegmentKind,
-    Start,
-    StartFrom,
-    StartRoots,
-    ToolCall,
-    ToolRecord,
-    ToolResult,
-    ToolSchema,
-)
+from ramet.types import CallStatus, Rollout, SegmentKind, ToolCall, ToolRecord, ToolResult, ToolSchema
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,27 +131,6 @@ class PlayedTool:
         if record.status is CallStatus.ERROR:
             raise ToolError(record.text)
         return ToolResult(text=record.text, metadata=dict(record.metadata))
-
-
-class Continuation:
-    """The branch policy that starts all rollouts of a group where a stored one was cut (`prefix_of`)."""
-
-    needs = frozenset({Need.PREFIXES})
-
-    def __init__(self, turns: Mapping[int, int]) -> None:
-        """`turns`: the turn to begin with, by the `id()` of the task; 0: at the prompt."""
-        self._turns = turns
-
-    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        """Leave a group out whose beginning leaves no room for a turn."""
-        if not isinstance(event, Start):
-            return []
-        turn = self._turns[id(group.task)]
-        if turn == 0:
-            return [StartRoots(n=group.budget)]
-        last = len(group.prefixes) - 1
-        fits = last >= 0 and group.prefixes[last].turns == turn
-        return [StartFrom(prefix=last, n=group.budget)] if fits else [Done()]
 
 
 class RecordedCalls:

@@ -33,7 +33,7 @@ class StoredPrefix:
     """The beginning of a stored rollout. `starts[t]`: segments before turn t, up to the turn that is sampled next."""
 
     source: PrefixSource
-    reward: float
+    reward: float | None  # of a group that was kept for branch policies
     rollout: Rollout
     starts: tuple[int, ...]
 
@@ -48,6 +48,14 @@ class StoredPrefix:
     @property
     def n_tool_calls(self) -> int:
         return sum(call.turn < self.source.turns for call in self.rollout.tool_calls)
+
+    def has_room(self, limits: RolloutConfig) -> bool:
+        """Whether a turn from here is within the limits."""
+        return (
+            self.n_tokens < limits.max_response_tokens
+            and self.source.turns < limits.max_turns
+            and self.n_tool_calls <= limits.max_tool_calls
+        )
 
     @property
     def view(self) -> PrefixView:
@@ -101,16 +109,6 @@ def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
     return GroupRecord(step=step, group=ScoredGroup(task=group.task, rollouts=tuple(kept))) if kept else None
 
 
-def prefix_of(step: int, rollout: Rollout, turn: int) -> GroupRecord:
-    """Return what `RolloutRequest.stored` takes to continue a rollout of one thread where `turn`, at least 1, begins:
-    its last prefix.
-    """
-    cut = replace(_cut(rollout, turn, rollout.prefix, {}), fault=None, left_out=None)
-    return GroupRecord(
-        step=step, group=ScoredGroup(task=rollout.task, rollouts=(ScoredRollout(rollout=cut, reward=0.0),))
-    )
-
-
 def n_stored_tokens(record: GroupRecord) -> int:
     """Number of its tokens; shared tokens count once."""
     segments = {id(s): s for scored in record.group.rollouts for s in scored.rollout.segments}
@@ -124,30 +122,37 @@ def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
 
 def prefixes_with_room(record: GroupRecord, limits: RolloutConfig) -> tuple[StoredPrefix, ...]:
     """Return those with room for a turn within the limits, which may differ from when they were stored."""
-    return tuple(
-        prefix
-        for prefix in prefixes_of(record)
-        if prefix.n_tokens < limits.max_response_tokens
-        and prefix.source.turns < limits.max_turns
-        and prefix.n_tool_calls <= limits.max_tool_calls
-    )
+    return tuple(prefix for prefix in prefixes_of(record) if prefix.has_room(limits))
 
 
-def prefix_at(record: GroupRecord, scored: ScoredRollout, turn: int) -> StoredPrefix:
-    """Return the beginning of a recorded rollout of one thread, up to where `turn` begins; it is not masked.
+def prefix_at(record: GroupRecord, rollout: Rollout, turn: int) -> StoredPrefix:
+    """Return the beginning of a rollout of one thread, up to where `turn` begins, which may follow its last one.
 
-    Turn 0 begins after the prompt, and after the first observation of an environment.
+    `rollout`: recorded in the group, or what runs in its place now. Turn 0 begins after the prompt, and after the first
+    observation of an environment.
     """
-    assert scored.reward is not None
-    rollout, root = scored.rollout, scored.rollout.id.partition(".")[0]
+    root = rollout.id.partition(".")[0]
     source = next(other.rollout.prefix for other in record.group.rollouts if other.rollout.id == root)
     starts = turn_starts(rollout.segments, turn)
     begun = replace(rollout, segments=tuple(map(_inserted, rollout.segments[: starts[-1]])), prefix=source)
-    return StoredPrefix(source=_source(record.step, begun, turn), reward=scored.reward, rollout=begun, starts=starts)
+    return StoredPrefix(source=_source(record.step, begun, turn), reward=None, rollout=begun, starts=starts)
 
 
 def n_turns(rollout: Rollout) -> int:
     return 1 + max((s.turn for s in rollout.segments), default=0)
+
+
+def begin_problems(begin: StoredPrefix, prompt: Segment, limits: RolloutConfig) -> list[str]:
+    """Why rollouts cannot begin there: with another prompt, or without room for a turn."""
+    problems = prompt_problems(begin.source.step, begin.rollout, prompt)
+    if not begin.has_room(limits):
+        problems.append(
+            f"rollout {begin.source.rollout} of task {begin.rollout.task.id!r}, step {begin.source.step}: turn "
+            f"{begin.source.turns} cannot begin with rollout.max_response_tokens={limits.max_response_tokens}, "
+            f"rollout.max_turns={limits.max_turns} and rollout.max_tool_calls={limits.max_tool_calls}; before it are "
+            f"{begin.n_tokens} tokens and {begin.n_tool_calls} calls; raise the limits"
+        )
+    return problems
 
 
 def prompt_problems(step: int, stored: Rollout, prompt: Segment) -> list[str]:

@@ -94,6 +94,31 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
     return problems
 
 
+def replay_problems(components: Sequence[StatefulComponent]) -> list[str]:
+    """Why rollouts with these states cannot continue from the middle of a recorded one, in the configuration's terms.
+
+    The states are opened again and get the recorded calls.
+    """
+    if any(is_agent(component.owner) for component in components):
+        return [
+            "rollout_step: an agent runs its own loop and cannot be continued from the middle of a recorded rollout; "
+            "choose a rollout step that is not an agent"
+        ]
+    problems = [
+        f"{config_key(component)}: its state cannot be replayed (forks = {component.owner.forks!r}), and rollouts that "
+        "continue from the middle need their states made again; allowed: no state, or forks = 'replay'"
+        for component in components
+        if component.owner.forks != "replay"
+    ]
+    tools = [component.name for component in components if component.name != ENVIRONMENT]
+    if tools and len(tools) < len(components):
+        problems.append(
+            "rollout_step: its state is replayed, which makes the calls of its tools again, so it cannot be continued "
+            f"with tools that have states: {', '.join(tools)}"
+        )
+    return problems
+
+
 def config_key(component: StatefulComponent) -> str:
     """The key under which the configuration names the component."""
     return "rollout_step" if component.name == ENVIRONMENT else f"tools.{component.name}"

@@ -21,7 +21,6 @@ from ramet.event_loop import first_error
 from ramet.plugins.component_checks import is_agent
 from ramet.rollout.agents.service import AgentService
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.rollout.branching.stored_prefix import FromPrefix
 from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupScheduler, ScoreRollout
 from ramet.rollout.group_context import GroupContext
@@ -31,7 +30,7 @@ from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan, RolloutRequest, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress
-from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
+from ramet.rollout.stateful import ENVIRONMENT, fork_problems, replay_problems, step_component, tool_components
 from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
@@ -129,6 +128,7 @@ class RolloutWorker:
                 *plan.problems(self.config.max_concurrent),
                 *self.jobs.unknown_tools(request.tasks),
                 *self._fork_problems(plan),
+                *(() if request.begin is None else replay_problems(self._forked)),
             ]
         )
         started = time.perf_counter()
@@ -207,9 +207,7 @@ class RolloutWorker:
         return group
 
     def _policy_of(self, job: GroupJob, plan: ResolvedPlan) -> BranchPolicy:
-        if job.granted is not None and job.granted.prefix is not None:
-            return FromPrefix(job.granted.prefix)
-        return self.branch_policy if plan.branch else NoBranching()
+        return self.branch_policy if plan.branch and job.begin is None else NoBranching()
 
     def _group_context(self, task: Task, plan: ResolvedPlan, share: Share) -> GroupContext:
         return GroupContext(

@@ -17,19 +17,6 @@ from ramet.rollout.config import StoredPrefixConfig
 from ramet.types import BranchAction, BranchEvent, GroupView, Idle, Need, Start, StartFrom, StartRoots
 
 
-class FromPrefix:
-    """The branch policy of a group that a step budget granted to one stored prefix."""
-
-    needs: frozenset[Need] = frozenset({Need.PREFIXES})
-
-    def __init__(self, prefix: int) -> None:
-        self._prefix = prefix
-
-    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        starts = isinstance(event, Start | Idle)
-        return [StartFrom(prefix=self._prefix, n=group.budget_left)] if starts else []
-
-
 class StoredPrefixes:
     """All of the budget starts at once."""
 
