@@ -11,21 +11,17 @@ from pathlib import Path
 from torch import Tensor
 
 from ramet.components.build import Components
-from ramet.components.checks import check_components
-from ramet.components.engines import check_engine
-from ramet.components.prompts import check_prompts
-from ramet.components.toolbox import ToolNames, tool_names
+from ramet.components.checks import check_played
+from ramet.components.toolbox import ToolNames
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.errors import ConfigError, collected, raise_all
+from ramet.errors import ConfigError, raise_all
 from ramet.evaluate import evaluation
 from ramet.evaluate.files import load_results
 from ramet.evaluate.stored import stored_evaluation
 from ramet.export.job import find_checkpoint
-from ramet.models.check import check_model
 from ramet.models.loading import load_model
-from ramet.models.torch_setup import check_torch
 from ramet.plugins.component_checks import is_agent
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.rollout.keys import RolloutKey, stable_seed
@@ -145,17 +141,8 @@ def prepare(
 
 
 def _checked(resolved: Resolved, components: Components, with_engine: bool) -> ToolNames:
-    config, tools = resolved.config, ToolNames()
-    problems = [
-        *check(resolved, "train"),
-        *check_model(config.model),
-        *check_torch(config.run, config.model),
-        *(check_engine(config) if with_engine else ()),
-        *check_components(components, config, training=False),
-    ]
-    with collected(problems):
-        tools = tool_names(config)
-        problems += [] if problems else check_prompts(components.step, config, tools)
+    problems = check(resolved, "train")
+    tools = check_played(components, resolved.config, problems, with_engine=with_engine)
     raise_all(dict.fromkeys(problems))
     return tools
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from ramet.cli.terminal import Parser, print_problems, run_folder
 from ramet.config.keys import JOBS
 from ramet.config.sections import GROUPS
-from ramet.config.trust import trusting
 from ramet.errors import ConfigError
 from ramet.event_loop import in_daemon_thread
 
@@ -58,17 +57,16 @@ def _branch(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
     branch = importlib.import_module("ramet.play.branch")
     place = branch.Place.read(options.source)
-    with trusting(options.trust_recipe):
-        valid = branch.run(
-            place,
-            run_folder(Path(place.run)),
-            overrides,
-            n=options.n,
-            message=options.message,
-            result=options.result,
-            one_model=any(text.startswith("model.path=") for text in overrides),
-            config_dir=options.config_dir,
-        )
+    valid = branch.run(
+        place,
+        run_folder(Path(place.run)),
+        overrides,
+        n=options.n,
+        message=options.message,
+        result=options.result,
+        one_model=any(text.startswith("model.path=") for text in overrides),
+        config_dir=options.config_dir,
+    )
     return OK if valid else MASKED
 
 
@@ -119,10 +117,6 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument("--message", metavar="TEXT", help="with --from: what the model writes in that turn instead")
     parser.add_argument("--result", metavar="TEXT", help="with --from: what the tool returns in that turn instead")
-    parser.add_argument(
-        "--trust-recipe", type=Path, action="append", default=[], metavar="FILE",
-        help="a file that may name programs to run, as RUN/overrides.txt of a run that you did not make",
-    )  # fmt: skip
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     return parser
 

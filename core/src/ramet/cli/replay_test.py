@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ramet.cli.terminal import Parser, run_folder, say
 from ramet.config.hydra_adapter import override
-from ramet.config.trust import trusting
 from ramet.errors import ConfigError, raise_all
 
 SAME, DIFFERENT, FAILED = 0, 1, 2  # exit codes
@@ -28,20 +27,19 @@ def run(arguments: Sequence[str]) -> int:
     job, junit = (importlib.import_module(f"ramet.check.{name}") for name in ("replay_test", "junit"))
     raise_all(junit.check_junit(options.junit) if options.junit is not None else [])
     started = time.monotonic()
-    with trusting(options.trust_recipe):
-        result = job.run(
-            folder,
-            overrides,
-            job.Options(
-                tools=job.Tools(options.tools),
-                compare=None if options.compare is None else job.Compare(options.compare),
-                samples=options.samples,
-                step=options.step,
-                limit=options.limit,
-                one_model=any(text.startswith("model.path=") for text in overrides),
-            ),
-            config_dir=options.config_dir,
-        )
+    result = job.run(
+        folder,
+        overrides,
+        job.Options(
+            tools=job.Tools(options.tools),
+            compare=None if options.compare is None else job.Compare(options.compare),
+            samples=options.samples,
+            step=options.step,
+            limit=options.limit,
+            one_model=any(text.startswith("model.path=") for text in overrides),
+        ),
+        config_dir=options.config_dir,
+    )
     for line in job.describe(result):
         say(line)
     if options.junit is not None:
@@ -76,8 +74,4 @@ def _parser() -> Parser:
     parser.add_argument("--limit", type=int, help="only the first so many tasks")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the outcomes as JUnit XML")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
-    parser.add_argument(
-        "--trust-recipe", type=Path, action="append", default=[], metavar="FILE",
-        help="a file that may name programs to run, as RUN/overrides.txt of a run that you did not make",
-    )  # fmt: skip
     return parser

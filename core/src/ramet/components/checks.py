@@ -12,10 +12,14 @@ from random import Random
 from typing import Any
 
 from ramet.components.build import Components, needs_rewards
-from ramet.components.engines import engine_capabilities, loads_weights
+from ramet.components.engines import check_engine, engine_capabilities, loads_weights
+from ramet.components.prompts import check_prompts
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.schema import BudgetKind, Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
-from ramet.errors import PluginError, RametError
+from ramet.errors import PluginError, RametError, collected
+from ramet.models.check import check_model
+from ramet.models.torch_setup import check_torch
 from ramet.plugins import origin
 from ramet.plugins.component_checks import is_agent
 from ramet.rollout.agents.group import agent_settings
@@ -98,6 +102,23 @@ def _agent_problems(components: Components, config: Config, *, training: bool) -
             f"advantage={config.advantage.name}: {origin(components.advantage)} does not say that it reads rollouts "
             f"with several threads (`reads_threads = True`; see thread_ids), which {name} may have"
         )
+
+
+def check_played(components: Components, config: Config, problems: list[str], *, with_engine: bool = True) -> ToolNames:
+    """Check what rollouts without a training are made of. Adds to `problems`, and returns the names of the tools, which
+    count only where there are no problems.
+    """
+    problems += [
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *(check_engine(config) if with_engine else ()),
+        *check_components(components, config, training=False),
+    ]
+    tools = ToolNames()
+    with collected(problems):
+        tools = tool_names(config)
+        problems += [] if problems else check_prompts(components.step, config, tools)
+    return tools
 
 
 def warn_of_remote_model(config: Config) -> None:

@@ -15,30 +15,23 @@ from typing import Any
 from ramet.cluster.check import check_cluster
 from ramet.cluster.launch import open_rollouts
 from ramet.components.build import Components, start_rewards
-from ramet.components.checks import check_components
-from ramet.components.engines import check_engine
-from ramet.components.prompts import check_prompts
+from ramet.components.checks import check_played
 from ramet.components.services import RunServices
-from ramet.components.toolbox import ToolNames, tool_names
-from ramet.config.compose import compose
+from ramet.components.toolbox import ToolNames
 from ramet.config.hydra_adapter import override
 from ramet.config.resolved import Resolved
-from ramet.config.secrets import HIDDEN
-from ramet.config.trust import code_options
 from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, folder_of, write_credit
 from ramet.credit.measure import credit_rows, measure
 from ramet.credit.points import ChosenRollout, choose, points_of
 from ramet.errors import ConfigError, collected, raise_all
 from ramet.event_loop import run_async
 from ramet.export.job import export_run
-from ramet.models.check import check_model
-from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.models.torch_setup import set_up_torch
 from ramet.planning.run_plan import DryRun
-from ramet.plugins.component_checks import is_agent
-from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent, config_key, step_component
-from ramet.runs.hub_inputs import fetched
+from ramet.rollout.stateful import replay_problems, step_component
 from ramet.runs.manifest import MANIFEST, Manifest, model_sha256, read_manifest, read_run
 from ramet.runs.own_files import file_rights
+from ramet.runs.recomposed import recomposed
 from ramet.runs.stopped import StopListener
 from ramet.tracking.live import Part, live_line
 from ramet.tracking.rollout_parts import TokenRate, rollout_parts
@@ -46,9 +39,6 @@ from ramet.tracking.run_log import recording
 from ramet.train.groups import masked_limit
 
 logger = logging.getLogger(__name__)
-OVERRIDES = "overrides.txt"
-BUILT = ("rewards.", "rollout_step", "tools.")  # components of which code runs here
-NOT_KEPT = ("model.trust_remote_code", "run.name", "run.root")  # keys of the run that another person may have set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,56 +161,19 @@ def _weights(folder: Path, options: CreditOptions, out: Path) -> Path:
     return exported
 
 
-def _composed(folder: Path, options: CreditOptions, manifest: Manifest, model: Path | None) -> Resolved:
-    """The run's configuration with the changes of the command line. Raises `ConfigErrors`."""
-    file = folder / OVERRIDES
-    if not file.is_file():
-        raise ConfigError(f"{file} is missing; it says how the run was configured")
-    mine = [*options.overrides, *([] if model is None else [override("model.path", str(model))])]
-    typed = {_key(text) for text in mine}
-    recorded = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
-    kept = [text for text in recorded if _key(text) not in {*typed, *NOT_KEPT}]
-    resolved = compose([*kept, *mine], job="train", config_dir=options.config_dir)
-    code = {key: text for key, text in code_options(resolved.components).items() if key.startswith(BUILT)}
-    raise_all(
-        f"{file}: {key} names {text!r}, whose code would run; runs are passed on, so read it, and name it yourself: "
-        f"ramet credit {folder} {key}={text}"
-        for key, text in code.items()
-        if any(_sets(kept_text, key) for kept_text in kept)
-    )
-    return fetched(resolved, data=False, commits=manifest.hub)
-
-
-def _sets(text: str, key: str) -> bool:
-    """Whether an override sets the key, what it is in, or a part of it."""
-    return f"{key}.".startswith(f"{_key(text)}.") or _key(text).startswith(f"{key}.")
-
-
-def _key(override_text: str) -> str:
-    return override_text.partition("=")[0].lstrip("+~")
-
-
 def _prepare(folder: Path, options: CreditOptions, model: Path | None) -> _Prepared:
     """Do all checks, reported together where they are of the configuration."""
     manifest = _manifest(folder, options)
-    resolved = _composed(folder, options, manifest, model)
+    weights = [] if model is None else [override("model.path", str(model))]
+    resolved = recomposed(folder, [*options.overrides, *weights], data=False, config_dir=options.config_dir)
     config, components = resolved.config, Components(resolved.config)
-    problems = [
-        *check_model(config.model),
-        *check_torch(config.run, config.model),
-        *check_engine(config),
-        *check_cluster(config),
-        *check_components(components, config, training=False),
-    ]
+    problems = check_cluster(config)
     if options.samples > config.rollout.max_concurrent:
         problems.append(
             f"--samples {options.samples}: at most rollout.max_concurrent={config.rollout.max_concurrent} run at once"
         )
-    tools = ToolNames()
-    with collected(problems):
-        tools = tool_names(config)
-        problems += [] if problems else check_prompts(components.step, config, tools)
-        problems += [] if problems else _unreplayable(components, tools)
+    tools = check_played(components, config, problems)
+    problems += [] if problems else replay_problems([*step_component(components.step), *tools.stateful])
     with collected(problems):
         _ = components.scorer  # its rewards are built
     raise_all(dict.fromkeys(problems))
@@ -229,29 +182,6 @@ def _prepare(folder: Path, options: CreditOptions, model: Path | None) -> _Prepa
     header = {"run": manifest.id, "model_sha256": model_sha256(resolved), "samples": options.samples}
     file = PointFile(out, {**header, CONFIG: resolved.text})
     return _Prepared(resolved=resolved, components=components, tools=tools, chosen=chosen, out=out, file=file)
-
-
-def _unreplayable(components: Components, tools: ToolNames) -> list[str]:
-    """Why rollouts with these components cannot be continued from the middle, in the configuration's terms."""
-    if is_agent(components.step):
-        return [
-            "rollout_step: an agent runs its own loop and cannot be continued from the middle of a recorded rollout; "
-            "credit is measured of runs whose rollout step is not an agent"
-        ]
-    states: list[StatefulComponent] = [*step_component(components.step), *tools.stateful]
-    problems = [
-        f"{config_key(component)}: its state cannot be replayed (forks = {component.owner.forks!r}), and credit "
-        "continues rollouts from the middle, whose states are made again; allowed: no state, or forks = 'replay'"
-        for component in states
-        if component.owner.forks != "replay"
-    ]
-    if tools.stateful and any(component.name == ENVIRONMENT for component in states):
-        names = ", ".join(component.name for component in tools.stateful)
-        problems.append(
-            "rollout_step: its state is replayed, which makes the calls of its tools again, so it cannot be continued "
-            f"with tools that have states: {names}"
-        )
-    return problems
 
 
 async def _measure(prepared: _Prepared, options: CreditOptions) -> CreditResult:

@@ -15,19 +15,18 @@ from pathlib import Path
 from ramet.cluster.interfaces import Rollouts
 from ramet.cluster.launch import open_rollouts
 from ramet.components.build import Components
-from ramet.components.checks import check_components
-from ramet.components.engines import check_engine, max_sequence_tokens
-from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
-from ramet.components.toolbox import ToolNames, tool_names
+from ramet.components.checks import check_played
+from ramet.components.engines import max_sequence_tokens
+from ramet.components.prompts import task_prompts, warn_of_foreign_tags
+from ramet.components.toolbox import ToolNames
 from ramet.config.checks import check, max_positions
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ChatMarkup, Config
-from ramet.errors import ConfigError, collected, raise_all
+from ramet.errors import ConfigError, raise_all
 from ramet.event_loop import run_async
-from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
-from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.models.torch_setup import set_up_torch
 from ramet.play.screen import Screen
 from ramet.play.talk import Talk
 from ramet.rollout.plan import RolloutPlan, RolloutRequest, check_groups
@@ -84,15 +83,8 @@ def prepare(resolved: Resolved, rollouts: int, *, top_p: float = 1.0, top_k: int
             if (problem := SAMPLING[key].problem(value))
         ),
         *check(resolved, "play"),
-        *check_model(config.model),
-        *check_torch(config.run, config.model),
-        *check_engine(config),
-        *check_components(components, config, training=False),
     ]
-    tools = ToolNames()
-    with collected(problems):
-        tools = tool_names(config)
-        problems += [] if problems else check_prompts(components.step, config, tools)
+    tools = check_played(components, config, problems)
     raise_all(dict.fromkeys(problems))
     plan = RolloutPlan(group_size=rollouts, top_p=top_p, top_k=top_k, branch=False, salt="play", step_deadline=False)
     return PreparedPlay(config=config, components=components, tools=tools, plan=plan)

@@ -29,9 +29,12 @@ def recorded_overrides(folder: Path) -> list[str]:
     return [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
 
 
-def recomposed(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Resolved:
+def recomposed(
+    folder: Path, overrides: Sequence[str] = (), *, data: bool = True, config_dir: Path | None = None
+) -> Resolved:
     """Return the configuration of the run in `folder` with `overrides` in addition, for the job that the run was.
 
+    `data`: data sets of the hub are needed too.
     Raises `ConfigError` for no run, and `ConfigErrors` for keys that do not fit or that are not trusted.
     """
     job = read_run(folder).job
@@ -41,7 +44,7 @@ def recomposed(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path 
     code = {key: text for key, text in code_options(resolved.components).items() if key not in typed}
     code |= {_key(text): text for text in kept if "${" in text and _key(text) not in typed}
     raise_all(untrusted_file(folder / OVERRIDES, code))
-    return fetched(resolved, commits=read_manifest(folder / MANIFEST).hub)
+    return fetched(resolved, data=data, commits=read_manifest(folder / MANIFEST).hub)
 
 
 def _key(text: str) -> str:
