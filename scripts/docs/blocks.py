@@ -30,7 +30,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("*.md", "docs/**/*.md", "plugins/*/README.md", "bench/README.md")
 NEEDS = ("gpu", "cluster", "network", "key", "service", "data")
-DATA_LANGUAGES = frozenset({"python", "json", "yaml", "toml", "text", "plan", "jinja", "dockerfile", "bibtex", "html"})
+DATA_LANGUAGES = frozenset(
+    {"python", "json", "yaml", "toml", "text", "plan", "time", "jinja", "dockerfile", "bibtex", "html"}
+)
 BLOCK = re.compile(r"((?:^ *<!--[^\n]*-->\n)*)^( *)```([^\n]*)\n(.*?)^\2``` *$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!-- (.*?) -->")
 MARK = re.compile(rf"run|run: \S+|docs-test|needs (?:{'|'.join(NEEDS)})(?:, (?:{'|'.join(NEEDS)}))*|pattern|output")

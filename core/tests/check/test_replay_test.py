@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -143,10 +144,11 @@ def test_rollouts_whose_weights_are_gone_are_not_tested(recorded: Path, tmp_path
         (tmp_path / name).write_bytes((recorded / name).read_bytes())
     second = recorded / "rollouts" / "step_000002.jsonl.gz"
     write_records(tmp_path / "rollouts" / second.name, read_records(second))
-    result = run(tmp_path)
-    assert {outcome.untested for outcome in result.outcomes} == {
-        "the weights after step 1, which sampled it, are not kept; name a model with --model"
-    }
+    with pytest.raises(ConfigError, match=r"none of \d+ rollouts can be tested: the weights that sampled it are not"):
+        run(tmp_path)
+    first = recorded / "rollouts" / "step_000001.jsonl.gz"
+    write_records(tmp_path / "rollouts" / first.name, read_records(first))
+    assert {(o.group.record.step, o.untested is None) for o in run(tmp_path).outcomes} == {(1, True), (2, False)}
 
 
 def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
@@ -193,6 +195,8 @@ def test_places_and_results_that_are_not_there(recorded: Path) -> None:
     place = Place(run="r", step=1, task=group.name, rollout="7", turn=0)
     with pytest.raises(ConfigError, match="no rollout '7'"):
         place.of(prepared.groups)
+    with pytest.raises(ConfigError, match="step 0 of r has no task"):
+        replace(place, step=0).of(prepared.groups)
 
 
 def test_a_continuation_opens_states_with_the_seeds_of_the_record(recorded: Path) -> None:

@@ -159,6 +159,39 @@ def test_code_that_only_the_run_names_is_not_run(trained: Path) -> None:
         run(trained, CreditOptions())
 
 
+def test_code_that_the_command_line_names_too_is_run(trained: Path, tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 0.5\n")
+    named = f"rewards.custom.params.path={reward}"
+    with (trained / "overrides.txt").open("a") as file:
+        file.write(f"rewards=[custom]\n{named}\n")
+    with pytest.raises(ConfigError, match=r"rewards\.custom\.params\.path"):
+        plan(trained, CreditOptions())
+    assert "points" in str(plan(trained, CreditOptions(overrides=[named])))
+
+
+def test_the_environment_is_not_read_for_the_run_alone(trained: Path) -> None:
+    with (trained / "overrides.txt").open("a") as file:
+        file.write("run.name='${oc.env:HOME}'\ndata.columns={prompt: '${oc.env:SECRET,x}'}\n")
+    with pytest.raises(ConfigErrors, match=r"data\.columns") as refused:
+        plan(trained, CreditOptions())
+    assert len(refused.value.problems) == 1  # its name is not kept
+
+
+def test_other_rollouts_are_added_to_the_results(trained: Path) -> None:
+    for name in ("1/0/0", "1/1/0"):
+        assert {row["rollout"] for row in run(trained, CreditOptions(names=[name], samples=2)).rows} == {name}
+    assert [row["rollout"] for row in lines(trained.with_name("run.credit") / CREDIT)] == ["1/0/0"] * 2 + ["1/1/0"] * 2
+
+
+def test_no_checkpoint_is_exported_into_the_folder_of_something_else(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").touch()
+    with pytest.raises(ConfigError, match="other files"):
+        run(trained, CreditOptions(checkpoint=1, out=tmp_path / "mine"))
+    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
 @pytest.mark.parametrize("words", [[], ["a", "b"]])
 def test_one_run_is_named(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="one run"):

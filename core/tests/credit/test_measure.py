@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,20 @@ def test_too_many_masked_continuations_stop_it_and_are_not_kept(
     chosen = choose(recorded(), names=["3/0/0"], step=None, n=1)
     with pytest.raises(InfraError, match="lost"):
         measured(chosen, "0", "1", "2")
+    assert not PointFile(tmp_path / "out", HEADER).points
+
+
+def test_points_that_a_reward_could_not_judge_are_not_kept(
+    recorded: Callable[..., Path], measured: Callable[..., Any], scorer: Scorer, tmp_path: Path
+) -> None:
+    class Down:
+        async def __call__(self, group: Sequence[Any]) -> Sequence[float | None]:
+            return [None for _ in group]
+
+    chosen = choose(recorded(), names=[], step=None, n=1)
+    scorer.rewards[0] = replace(scorer.rewards[0], reward=Down())
+    with pytest.raises(InfraError, match="could not judge 12 of 12"):
+        measured(chosen)
     assert not PointFile(tmp_path / "out", HEADER).points
 
 

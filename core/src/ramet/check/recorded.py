@@ -62,7 +62,7 @@ class RecordedGroup:
             return "sampled by weights of several versions; name a model with --model"
         kept = (run / CHECKPOINTS / f"step_{self.version:06d}").is_dir()
         if self.version and (config.policy.lora_rank or not kept):
-            return f"the weights after step {self.version}, which sampled it, are not kept; name a model with --model"
+            return "the weights that sampled it are not kept; name a model with --model"
         return None
 
     def key(self, rollout: Rollout) -> str:
@@ -115,6 +115,8 @@ def prepare(
     of a training is checked.
     """
     if resolved.job == "eval":
+        if step is not None:
+            raise ConfigError(f"step {step}: {folder} is an evaluation, which has no steps")
         parts = evaluation.prepare(resolved)
         prepared = PreparedTest(
             resolved=resolved,

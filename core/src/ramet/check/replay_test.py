@@ -36,7 +36,7 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
 from ramet.config.schema import Config
 from ramet.engines.protocol import Capability, Engine, EngineInfo
-from ramet.errors import raise_all
+from ramet.errors import ConfigError, raise_all
 from ramet.evaluate.measure import judge, started
 from ramet.event_loop import run_async
 from ramet.export.check import SampleSequence, logprobs
@@ -120,7 +120,10 @@ class ReplayResult:
 
 def run(folder: Path, overrides: Sequence[str] = (), options: Options | None = None, *, config_dir: Path | None = None
 ) -> ReplayResult:  # fmt: skip
-    """Test the run in `folder`, which is not changed. Raises `ConfigErrors` before anything starts."""
+    """Test the run in `folder`, which is not changed.
+
+    Raises `ConfigErrors` before anything starts, and `ConfigError` if no rollout can be tested.
+    """
     options = options or Options()
     with recording():
         resolved = recomposed(folder, overrides, config_dir=config_dir)
@@ -129,7 +132,11 @@ def run(folder: Path, overrides: Sequence[str] = (), options: Options | None = N
         with_engine = compare is Compare.SAMPLE or options.samples > 0
         prepared = prepare(folder, resolved, step=options.step, limit=options.limit, with_engine=with_engine)
         set_up_torch(resolved.config.run)
-        return run_async(_Test(folder, prepared, options, compare).run())
+        result = run_async(_Test(folder, prepared, options, compare).run())
+        if all(outcome.untested is not None for outcome in result.outcomes):
+            why = "; ".join(dict.fromkeys(str(outcome.untested) for outcome in result.outcomes))
+            raise ConfigError(f"{folder}: none of {len(result.outcomes)} rollouts can be tested: {why}")
+        return result
 
 
 def _repeats(config: Config) -> bool:

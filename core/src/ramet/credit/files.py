@@ -46,6 +46,13 @@ def folder_of(run: Path) -> Path:
     return run.with_name(f"{run.name}.credit")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise `ConfigError` if a folder without measured points has other files."""
+    foreign = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith(OWN))
+    if foreign and not (folder / POINTS).exists():
+        raise ConfigError(f"{folder} has other files ({foreign[0]}); name another folder with --out")
+
+
 class PointFile:
     """The measured points in `folder`, read at once; more are added one by one.
 
@@ -55,9 +62,7 @@ class PointFile:
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         path = folder / POINTS
-        foreign = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith(OWN))
-        if foreign and not path.exists():
-            raise ConfigError(f"{folder} has other files ({foreign[0]}); name another folder with --out")
+        check_folder(folder)
         self._lines = ResumableLines(path)
         self._header = {HEADER: SCHEMA, **header}
         self.points: dict[str, MeasuredPoint] = {}

@@ -20,7 +20,7 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
 from ramet.config.hydra_adapter import override
 from ramet.config.resolved import Resolved
-from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, folder_of, write_credit
+from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, check_folder, folder_of, read_credit, write_credit
 from ramet.credit.measure import credit_rows, measure
 from ramet.credit.points import ChosenRollout, choose, points_of
 from ramet.errors import ConfigError, collected, raise_all
@@ -102,6 +102,7 @@ def run(folder: Path, options: CreditOptions) -> CreditResult:
     """Measure; finished points of an earlier process are not repeated. Raises `ConfigErrors` before anything starts."""
     with StopListener().listening(), recording():
         _manifest(folder, options)
+        check_folder(options.out or folder_of(folder))
         with file_rights(private=not folder.stat().st_mode & 0o077):
             prepared = _prepare(folder, options, _weights(folder, options, options.out or folder_of(folder)))
             set_up_torch(prepared.resolved.config.run)
@@ -212,10 +213,11 @@ async def _measure(prepared: _Prepared, options: CreditOptions) -> CreditResult:
                 )
     finally:
         await scorer.aclose()
-    rows = credit_rows(prepared.chosen, prepared.file)
+    rows, names = credit_rows(prepared.chosen, prepared.file), {rollout.name for rollout in prepared.chosen}
+    earlier = [row for row in read_credit(out) if row["rollout"] not in names]
     return CreditResult(
         folder=out,
-        file=write_credit(out, rows),
+        file=write_credit(out, [*earlier, *rows]),
         rows=rows,
         n_rollouts=len(prepared.chosen),
         n_reached=reached,

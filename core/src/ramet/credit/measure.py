@@ -14,8 +14,8 @@ from ramet.credit.points import ChosenRollout, CreditPoint, points_of
 from ramet.credit.values import Value, difference, known, value_of
 from ramet.event_loop import first_error
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
-from ramet.rollout.scoring import ScoredGroup
-from ramet.train.groups import Scores, check_infrastructure, play
+from ramet.rollout.scoring import ScoredGroup, Scorer, check_failures
+from ramet.train.groups import check_infrastructure, play
 
 logger = logging.getLogger(__name__)
 Report = Callable[[int], None]  # number of measured points
@@ -23,7 +23,7 @@ Report = Callable[[int], None]  # number of measured points
 
 async def measure(
     rollouts: Rollouts,
-    scorer: Scores,
+    scorer: Scorer,
     chosen: Sequence[ChosenRollout],
     file: PointFile,
     *,
@@ -37,7 +37,8 @@ async def measure(
     about `at_once` continuations. Returns how many of `chosen` were reached within the budget.
 
     `budget`: no wave begins once so many tokens are sampled, earlier processes' included; None: unlimited. Raises
-    `InfraError` if more than `masked_limit` of a wave's continuations are masked; their points are then not kept.
+    `InfraError` if more than `masked_limit` of a wave's continuations are masked, or a reward failed on more than its
+    `max_unjudged`; points with masked ones are then not kept.
     """
     reached = 0
     for wave in _waves(chosen, at_once // samples if budget is not None else None):
@@ -62,7 +63,7 @@ def _waves(chosen: Sequence[ChosenRollout], points: int | None) -> Iterator[list
 
 async def _measure_points(
     rollouts: Rollouts,
-    scorer: Scores,
+    scorer: Scorer,
     points: Sequence[CreditPoint],
     file: PointFile,
     samples: int,
@@ -90,6 +91,7 @@ async def _measure_points(
         for point in points:
             work.create_task(one(point))
     check_infrastructure(groups, masked_limit)
+    check_failures(groups, scorer.rewards)
     for measured in late:
         file.add(measured)
 

@@ -62,7 +62,7 @@ class Place:
 
     def of(self, groups: Sequence[RecordedGroup]) -> tuple[RecordedGroup, ScoredRollout]:
         """The recorded rollout. Raises `ConfigError` if there is none, or it has no such turn."""
-        group = next((g for g in groups if g.name == self.task), None)
+        group = next((g for g in groups if g.name == self.task and g.record.step == self.step), None)
         if group is None:
             shown = ", ".join(g.name for g in groups[:8])
             raise ConfigError(f"--from: step {self.step} of {self.run} has no task {self.task!r}; among them: {shown}")
