@@ -197,3 +197,14 @@ def test_places_and_results_that_are_not_there(recorded: Path) -> None:
         place.of(prepared.groups)
     with pytest.raises(ConfigError, match="step 0 of r has no task"):
         replace(place, step=0).of(prepared.groups)
+
+
+def test_a_continuation_opens_states_with_the_seeds_of_the_record(recorded: Path) -> None:
+    """Their seeds are of the salt, the name, the step and the root in which the rollout began."""
+    group = prepare(recorded, recomposed(recorded), step=1, limit=1).groups[0]
+    rollout = group.rollouts[0]
+    request, other = (group.continued(rollout, 1, 2, purpose) for purpose in ("play", "test"))
+    assert request.begin is not None and request.begin.source.opened_step == 1
+    assert request.begin.source.opened_root == rollout.id.partition(".")[0]
+    assert (request.plan.salt, request.names) == (group.plan.salt, [group.name])
+    assert len({request.step, other.step, 1}) == 3  # other tokens are sampled

@@ -24,7 +24,7 @@ from ramet.export.job import find_checkpoint
 from ramet.models.loading import load_model
 from ramet.plugins.component_checks import is_agent
 from ramet.policy.checkpoint.state import saved_weights
-from ramet.rollout.keys import RolloutKey
+from ramet.rollout.keys import RolloutKey, stable_seed
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.prefixes import prefix_at
 from ramet.rollout.record import GroupRecord, read_records
@@ -68,11 +68,16 @@ class RecordedGroup:
     def key(self, rollout: Rollout) -> str:
         return RolloutKey(self.plan.salt, self.record.step, self.name, rollout.id).text
 
-    def continued(self, rollout: Rollout, turn: int, n: int, salt: str, name: str) -> RolloutRequest:
-        """Return the request for `n` rollouts from where a turn of a rollout begins; 0: from the prompt of today."""
-        plan = replace(self.plan, group_size=n, branch=False, salt=salt)
+    def continued(self, rollout: Rollout, turn: int, n: int, purpose: str) -> RolloutRequest:
+        """Return the request for `n` rollouts from where a turn of a rollout begins; 0: from the prompt of today.
+
+        States are opened with the recorded seeds, for which the keys have the recorded salt and name. The step in the
+        keys is of `purpose` and the rollout, so that other tokens are sampled than in the record.
+        """
+        plan = replace(self.plan, group_size=n, branch=False)
         begin = prefix_at(self.record, rollout, turn) if turn else None
-        return RolloutRequest(tasks=[self.task], step=self.record.step, plan=plan, begin=begin, names=[name])
+        step = stable_seed(purpose, self.record.step, rollout.id)
+        return RolloutRequest(tasks=[self.task], step=step, plan=plan, begin=begin, names=[self.name])
 
     def why_untested(self, rollout: Rollout) -> str | None:
         """Why the rollout cannot run again; None: it can."""

@@ -332,8 +332,7 @@ class _Test:
                 first, group = alike[0], alike[0].group
                 assert first.now is not None
                 await self._load(rollouts, self._version(group))
-                name = f"{group.name}@{first.rollout.id}"
-                request = group.continued(first.now, turn, self.options.samples, salt="test", name=name)
+                request = group.continued(first.now, turn, self.options.samples, "test")
                 (played,) = await rollouts.run(request)
                 rewards = await self._rewards(group.benchmark, played)
                 for outcome in alike:

@@ -132,7 +132,7 @@ class _Branch:
         rollout, start = self.rollout, self.turn
         if result is not None:
             rollout, start = with_result(rollout, self.turn, result, self.encoder), self.turn + 1
-        request = self.group.continued(rollout, start, n, salt="play", name=self.group.name)
+        request = self.group.continued(rollout, start, n, "play")
         engine = build_engine(self.config, self.encoder)
 
         def given(request: Request) -> Completion | None:
