@@ -13,10 +13,10 @@ import torch
 
 from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
 from ramet.check.recorded import prepare
-from ramet.check.replay_test import Compare, Options, ReplayResult, Tools, describe, run
+from ramet.check.replay_test import Compare, ReplayTestOptions, ReplayTestResult, Tools, describe, run
 from ramet.cli import main
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.play.branch import Place
+from ramet.play.branch import TurnAddress
 from ramet.rollout.record import read_records, write_records
 from ramet.runs.recomposed import recomposed
 from ramet.testing import registered
@@ -86,7 +86,7 @@ def recorded(make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPat
         yield folder / "recorded"
 
 
-def found(result: ReplayResult) -> set[tuple[str, int]]:
+def found(result: ReplayTestResult) -> set[tuple[str, int]]:
     return {(str(o.difference.kind), o.difference.turn) for o in result.outcomes if o.difference is not None}
 
 
@@ -106,7 +106,9 @@ def test_unchanged_code_gives_no_difference_and_junit_names_each_rollout(
 def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Callable[[int], Path]) -> None:
     same = run(recorded, ["run.deterministic=false"])
     assert same.compare == "logprobs" and found(same) == set()
-    other = run(recorded, ["run.deterministic=false", f"model.path={make_model(2)}"], Options(step=1, one_model=True))
+    other = run(
+        recorded, ["run.deterministic=false", f"model.path={make_model(2)}"], ReplayTestOptions(step=1, one_model=True)
+    )
     assert found(other) == {("sampled", 0)} and all(outcome.difference for outcome in other.outcomes)
 
 
@@ -121,7 +123,7 @@ def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Cal
     ],
 )
 def test_a_change_is_found_at_its_turn(recorded: Path, change: str, tools: Tools, kinds: set[tuple[str, int]]) -> None:
-    assert found(run(recorded, [change], Options(tools=tools, step=1))) == kinds
+    assert found(run(recorded, [change], ReplayTestOptions(tools=tools, step=1))) == kinds
 
 
 def test_other_weights_are_found_and_sampled_from_there(
@@ -134,7 +136,9 @@ def test_other_weights_are_found_and_sampled_from_there(
 
 
 def test_a_changed_tool_is_sampled_after_its_result(recorded: Path) -> None:
-    result = run(recorded, ["tools.size.use=other_size"], Options(tools=Tools.RUN, step=1, limit=1, samples=2))
+    result = run(
+        recorded, ["tools.size.use=other_size"], ReplayTestOptions(tools=Tools.RUN, step=1, limit=1, samples=2)
+    )
     assert all(len(outcome.samples) == 2 for outcome in result.outcomes)
     assert any("from here again" in line for line in describe(result))
 
@@ -156,11 +160,11 @@ def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     other.write_text("<mine/>")
     assert main(["test", str(recorded), "--junit", str(other)]) == 1 and other.read_text() == "<mine/>"
     with pytest.raises(ConfigErrors, match="--limit 0"):
-        run(recorded, [], Options(limit=0))
+        run(recorded, [], ReplayTestOptions(limit=0))
     with pytest.raises(ConfigError, match="no recorded rollouts of step 9"):
-        run(recorded, [], Options(step=9))
+        run(recorded, [], ReplayTestOptions(step=9))
     with pytest.raises(ConfigErrors, match="--compare sample"):
-        run(recorded, ["run.deterministic=false"], Options(compare=Compare.SAMPLE))
+        run(recorded, ["run.deterministic=false"], ReplayTestOptions(compare=Compare.SAMPLE))
 
 
 def test_a_run_of_others_names_no_program_by_itself(recorded: Path, tmp_path: Path) -> None:
@@ -189,10 +193,10 @@ def test_play_draws_another_branch(
 
 def test_places_and_results_that_are_not_there(recorded: Path) -> None:
     with pytest.raises(ConfigError, match="STEP/TASK/ROLLOUT"):
-        Place.read("runs/first:12")
+        TurnAddress.read("runs/first:12")
     prepared = prepare(recorded, recomposed(recorded), step=1, limit=None)
     group = prepared.groups[0]
-    place = Place(run="r", step=1, task=group.name, rollout="7", turn=0)
+    place = TurnAddress(run="r", step=1, task=group.name, rollout="7", turn=0)
     with pytest.raises(ConfigError, match="no rollout '7'"):
         place.of(prepared.groups)
     with pytest.raises(ConfigError, match="step 0 of r has no task"):

@@ -14,7 +14,7 @@ LONGEST = 120  # characters of a shown text
 Decode = Callable[[Sequence[int]], str]
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """The changed part."""
 
     PROMPT = "prompt"  # the prompt, or the chat template: text that is inserted, with equal tool results
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 class Difference:
     """`token`: the position in the rollout, prompt included; of calls and results the last token before them."""
 
-    kind: Kind
+    kind: DifferenceKind
     turn: int
     token: int
     what: str
@@ -40,7 +40,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _ComparedTurn:
     """The parts of one turn, and the number of tokens before it."""
 
     start: int
@@ -55,7 +55,7 @@ def first_difference(recorded: Rollout, now: Rollout, decode: Decode) -> Differe
     A rollout that the branch policy stopped has a record up to there. `now` may have failed after a difference.
     """
     old, new = _turns(recorded), _turns(now)
-    first = _tokens(Kind.PROMPT, 0, 0, "the prompt", _head(recorded), _head(now), decode)
+    first = _tokens(DifferenceKind.PROMPT, 0, 0, "the prompt", _head(recorded), _head(now), decode)
     if first is not None:
         return first
     for number, turn in enumerate(old):
@@ -71,24 +71,26 @@ def first_difference(recorded: Rollout, now: Rollout, decode: Decode) -> Differe
     return None
 
 
-def _turn(number: int, old: _Turn, new: _Turn, decode: Decode) -> Difference | None:
+def _turn(number: int, old: _ComparedTurn, new: _ComparedTurn, decode: Decode) -> Difference | None:
     shorter = min(len(old.sampled), len(new.sampled))
     if len(old.sampled) != len(new.sampled) and old.sampled[:shorter] == new.sampled[:shorter] and shorter:
         return Difference(
-            kind=Kind.CALL,
+            kind=DifferenceKind.CALL,
             turn=number,
             token=old.start + shorter,
             what="the turn ends elsewhere, by its stop strings or limits",
             recorded=f"after {len(old.sampled)} tokens ({_shown(decode(old.sampled[-AROUND:]))})",
             now=f"after {len(new.sampled)} ({_shown(decode(new.sampled[-AROUND:]))})",
         )
-    sampled = _tokens(Kind.SAMPLED, number, old.start, "sampled tokens", old.sampled, new.sampled, decode)
+    sampled = _tokens(DifferenceKind.SAMPLED, number, old.start, "sampled tokens", old.sampled, new.sampled, decode)
     if sampled is not None:
         return sampled
     end = old.start + len(old.sampled)
     if (calls := _calls(number, end, old.calls, new.calls)) is not None:
         return calls
-    kind = Kind.PROMPT if old.calls else Kind.CALL  # without a call the text is the rollout step's own
+    kind = (
+        DifferenceKind.PROMPT if old.calls else DifferenceKind.CALL
+    )  # without a call the text is the rollout step's own
     return _tokens(kind, number, end, "inserted text", old.inserted, new.inserted, decode)
 
 
@@ -96,12 +98,17 @@ def _calls(turn: int, end: int, old: Sequence[ToolRecord], new: Sequence[ToolRec
     made, makes = [(c.name, dict(c.arguments)) for c in old], [(c.name, dict(c.arguments)) for c in new]
     if made != makes:
         return Difference(
-            kind=Kind.CALL, turn=turn, token=end - 1, what="tool calls", recorded=_named(made), now=_named(makes)
+            kind=DifferenceKind.CALL,
+            turn=turn,
+            token=end - 1,
+            what="tool calls",
+            recorded=_named(made),
+            now=_named(makes),
         )
     for before, after in zip(old, new, strict=True):
         if (before.status, before.text) != (after.status, after.text):
             return Difference(
-                kind=Kind.TOOL,
+                kind=DifferenceKind.TOOL,
                 turn=turn,
                 token=end - 1,
                 what=f"result of {before.name}",
@@ -113,7 +120,7 @@ def _calls(turn: int, end: int, old: Sequence[ToolRecord], new: Sequence[ToolRec
 
 def _end(recorded: Rollout, now: Rollout, turn: int, token: int) -> Difference:
     return Difference(
-        kind=Kind.CALL,
+        kind=DifferenceKind.CALL,
         turn=max(0, turn),
         token=token - 1,
         what="the end",
@@ -123,7 +130,7 @@ def _end(recorded: Rollout, now: Rollout, turn: int, token: int) -> Difference:
 
 
 def _tokens(
-    kind: Kind, turn: int, start: int, what: str, old: Sequence[int], new: Sequence[int], decode: Decode
+    kind: DifferenceKind, turn: int, start: int, what: str, old: Sequence[int], new: Sequence[int], decode: Decode
 ) -> Difference | None:
     """Compare tokens that begin at position `start`."""
     if old == new:
@@ -139,12 +146,12 @@ def _head(rollout: Rollout) -> list[int]:
     return [token for segment in head for token in segment.token_ids]
 
 
-def _turns(rollout: Rollout) -> list[_Turn]:
-    turns: list[_Turn] = []
+def _turns(rollout: Rollout) -> list[_ComparedTurn]:
+    turns: list[_ComparedTurn] = []
     n, head = 0, len(_head(rollout))
     for segment in rollout.segments:
         if n >= head:
-            turns += [_Turn(n, [], [], []) for _ in range(len(turns), segment.turn + 1)]
+            turns += [_ComparedTurn(n, [], [], []) for _ in range(len(turns), segment.turn + 1)]
             part = turns[segment.turn].sampled if segment.kind is SegmentKind.TURN else turns[segment.turn].inserted
             part.extend(segment.token_ids)
         n += len(segment)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ramet.check.replay_test import Outcome, ReplayResult, describe_samples
+from ramet.check.replay_test import ReplayOutcome, ReplayTestResult, describe_samples
 from ramet.io.atomic import write_file
 
 NAME = "ramet test"
@@ -20,7 +20,7 @@ def check_junit(path: Path) -> list[str]:
     return []
 
 
-def write_junit(path: Path, result: ReplayResult, seconds: float) -> None:
+def write_junit(path: Path, result: ReplayTestResult, seconds: float) -> None:
     """Write the outcomes. Raises `OSError` that names the path."""
     outcomes = result.outcomes
     counts = {
@@ -38,7 +38,7 @@ def write_junit(path: Path, result: ReplayResult, seconds: float) -> None:
     write_file(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
 
-def _add(suite: ElementTree.Element, outcome: Outcome) -> None:
+def _add(suite: ElementTree.Element, outcome: ReplayOutcome) -> None:
     group = outcome.group
     where = f"{group.benchmark or f'step_{group.record.step:06d}'}.{group.name}"
     case = ElementTree.SubElement(suite, "testcase", classname=_clean(where), name=f"rollout {outcome.rollout.id}")

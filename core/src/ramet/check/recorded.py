@@ -35,7 +35,7 @@ CHECKPOINTS = "checkpoints"  # of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedGroup:
+class TestedGroup:
     """A group of a record. `task` is today's: the prompt may be another one than the record's."""
 
     record: GroupRecord
@@ -95,7 +95,7 @@ class PreparedTest:
     resolved: Resolved
     components: Components
     tools: ToolNames
-    groups: list[RecordedGroup]
+    groups: list[TestedGroup]
     benchmarks: dict[str, Benchmark]  # by name; empty: the components' rewards score
 
 
@@ -149,7 +149,7 @@ def _checked(resolved: Resolved, components: Components, with_engine: bool) -> T
     return tools
 
 
-def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[RecordedGroup]:
+def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[TestedGroup]:
     if resolved.job != "train":
         raise ConfigError(f"{folder} is a `ramet {resolved.job}` run, which has no rollouts")
     for file in recorded_files(folder):
@@ -161,10 +161,10 @@ def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[Rec
             name = task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}"
             seen[task.id] += 1
             plan = _plan(record, RolloutPlan(temperature=resolved.config.rollout.temperature, salt="train"))
-            yield RecordedGroup(record=record, task=task, name=name, plan=plan)
+            yield TestedGroup(record=record, task=task, name=name, plan=plan)
 
 
-def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> Iterator[RecordedGroup]:
+def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> Iterator[TestedGroup]:
     """A task has the prompt and the tools that the benchmark's rules give it today."""
     stored = stored_evaluation(load_results(folder)[0])
     tasks = {(name, task.id): task for name, of_benchmark in parts.tasks.items() for task in of_benchmark}
@@ -173,7 +173,7 @@ def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> It
         if task is None:
             raise ConfigError(f"{name} has no task {record.group.task.id!r} now, which {folder} has rollouts of")
         plan = _plan(record, parts.rules[name].plan(k))
-        yield RecordedGroup(record=record, task=replace(task), name=task.id, plan=plan, benchmark=name)
+        yield TestedGroup(record=record, task=replace(task), name=task.id, plan=plan, benchmark=name)
 
 
 def _plan(record: GroupRecord, plan: RolloutPlan) -> RolloutPlan:

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramet.check.agreement import DEFAULTS, Statistic
-from ramet.check.differences import Difference, Kind, first_difference
-from ramet.check.recorded import PreparedTest, RecordedGroup, prepare, weights_after
+from ramet.check.differences import Difference, DifferenceKind, first_difference
+from ramet.check.recorded import PreparedTest, TestedGroup, prepare, weights_after
 from ramet.cluster.local import LocalRollouts
 from ramet.components.build import start_rewards
 from ramet.components.engines import build_engine, max_sequence_tokens
@@ -71,7 +71,7 @@ HOW = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ReplayTestOptions:
     """The rollouts to test, and how. None: all of them; of `compare`: as the run can."""
 
     tools: Tools = Tools.RECORDED
@@ -96,10 +96,10 @@ class Options:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ReplayOutcome:
     """The result of one rollout; neither `difference`, `fault` nor `untested`: it is as recorded."""
 
-    group: RecordedGroup
+    group: TestedGroup
     rollout: Rollout
     reward: float | None  # recorded
     difference: Difference | None = None
@@ -110,21 +110,26 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
+class ReplayTestResult:
     """`outcomes` in the order of the record."""
 
     run: Path
     compare: Compare
-    outcomes: list[Outcome]
+    outcomes: list[ReplayOutcome]
 
 
-def run(folder: Path, overrides: Sequence[str] = (), options: Options | None = None, *, config_dir: Path | None = None
-) -> ReplayResult:  # fmt: skip
+def run(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    options: ReplayTestOptions | None = None,
+    *,
+    config_dir: Path | None = None,
+) -> ReplayTestResult:
     """Test the run in `folder`, which is not changed.
 
     Raises `ConfigErrors` before anything starts, and `ConfigError` if no rollout can be tested.
     """
-    options = options or Options()
+    options = options or ReplayTestOptions()
     with recording():
         resolved = recomposed(folder, overrides, config_dir=config_dir)
         raise_all(options.problems(resolved.config))
@@ -143,10 +148,10 @@ def _repeats(config: Config) -> bool:
     return config.run.deterministic and config.engine.name == "torch"
 
 
-async def _play(rollouts: LocalRollouts, groups: Sequence[RecordedGroup]) -> dict[int, dict[str, Rollout]]:
+async def _play(rollouts: LocalRollouts, groups: Sequence[TestedGroup]) -> dict[int, dict[str, Rollout]]:
     """Run groups again; returns their rollouts by id, by the `id()` of the group."""
 
-    def alike(group: RecordedGroup) -> tuple[int, int, bool, str]:
+    def alike(group: TestedGroup) -> tuple[int, int, bool, str]:
         return group.record.step, len(group.rollouts), group.plan.branch, group.benchmark
 
     now: dict[int, dict[str, Rollout]] = {}
@@ -162,16 +167,16 @@ async def _play(rollouts: LocalRollouts, groups: Sequence[RecordedGroup]) -> dic
 class _Test:
     """One test of a run."""
 
-    def __init__(self, folder: Path, prepared: PreparedTest, options: Options, compare: Compare) -> None:
+    def __init__(self, folder: Path, prepared: PreparedTest, options: ReplayTestOptions, compare: Compare) -> None:
         self.folder, self.prepared, self.options, self.compare = folder, prepared, options, compare
         self.config = prepared.resolved.config
         self.encoder = build_encoder(self.config)
         self._engine: Engine | None = None
         self._loaded = 0  # the version of its weights
 
-    async def run(self) -> ReplayResult:
+    async def run(self) -> ReplayTestResult:
         outcomes = [
-            Outcome(
+            ReplayOutcome(
                 group=group,
                 rollout=scored.rollout,
                 reward=scored.reward,
@@ -192,13 +197,13 @@ class _Test:
             finally:
                 if self._engine is not None:
                     await self._engine.close()
-        return ReplayResult(run=self.folder, compare=self.compare, outcomes=outcomes)
+        return ReplayTestResult(run=self.folder, compare=self.compare, outcomes=outcomes)
 
-    def _version(self, group: RecordedGroup) -> int:
+    def _version(self, group: TestedGroup) -> int:
         """Number of updates of the weights to test the group with."""
         return 0 if self.options.one_model or group.benchmark else group.version or 0
 
-    async def _replay(self, outcomes: Sequence[Outcome], services: RunServices) -> None:
+    async def _replay(self, outcomes: Sequence[ReplayOutcome], services: RunServices) -> None:
         """Run the groups again, and note the first difference of each rollout."""
         tested = [o.group for o in outcomes if o.untested is None]
         groups = list({id(group): group for group in tested}.values())
@@ -261,7 +266,7 @@ class _Test:
         able = frozenset({Capability.DETERMINISTIC})
         return EngineInfo(name="recorded", capabilities=able, vocab_size=self.encoder.vocab_size, max_tokens=longest)
 
-    def _note(self, outcome: Outcome, rollouts: dict[str, Rollout]) -> None:
+    def _note(self, outcome: ReplayOutcome, rollouts: dict[str, Rollout]) -> None:
         recorded = {rollout.id: rollout for rollout in outcome.group.rollouts}
         nearest = outcome.rollout
         while nearest.id not in rollouts and nearest.parent is not None:
@@ -269,7 +274,8 @@ class _Test:
         now = outcome.now = rollouts[nearest.id]
         difference = first_difference(outcome.rollout, now, self.encoder.decode)
         before = difference is not None and (
-            difference.kind in (Kind.PROMPT, Kind.SAMPLED) or difference.turn < now.segments[-1].turn
+            difference.kind in (DifferenceKind.PROMPT, DifferenceKind.SAMPLED)
+            or difference.turn < now.segments[-1].turn
         )
         if now.fault is not None and not before:
             outcome.fault = f"{now.fault.where}: {now.fault.message}"
@@ -278,7 +284,7 @@ class _Test:
         else:
             outcome.difference = difference
 
-    def _compare_logprobs(self, outcomes: Sequence[Outcome]) -> None:
+    def _compare_logprobs(self, outcomes: Sequence[ReplayOutcome]) -> None:
         """Compare the log-probabilities of the recorded tokens before the difference that a rollout has, if any."""
         model, loaded = load_model(self.config.model), 0
         for outcome in sorted(outcomes, key=lambda outcome: self._version(outcome.group)):
@@ -310,7 +316,7 @@ class _Test:
         turns = [segment.turn for segment in rollout.segments for _ in segment.token_ids]
         text = self.encoder.decode([token_ids(rollout)[positions[first]]])
         return Difference(
-            kind=Kind.SAMPLED,
+            kind=DifferenceKind.SAMPLED,
             turn=turns[positions[first]],
             token=positions[first],
             what=f"log-probability of {text!r}",
@@ -318,10 +324,10 @@ class _Test:
             now=f"{now[first]:.4f}",
         )
 
-    async def _sample(self, outcomes: Sequence[Outcome], services: RunServices) -> None:
+    async def _sample(self, outcomes: Sequence[ReplayOutcome], services: RunServices) -> None:
         """Continue from where rollouts differ, with tools that run; rollouts that differ alike share their samples."""
         starts = {id(o): _start(o) for o in outcomes if o.difference is not None and o.now is not None}
-        unique: dict[tuple[int, int, tuple[int, ...]], list[Outcome]] = {}
+        unique: dict[tuple[int, int, tuple[int, ...]], list[ReplayOutcome]] = {}
         for outcome in outcomes:
             if (turn := starts.get(id(outcome))) is not None:
                 unique.setdefault((id(outcome.group), turn, _beginning(outcome, turn)), []).append(outcome)
@@ -360,7 +366,7 @@ class _Test:
         return [judgement.scores.get(judge_of.info.metrics[0]) for judgement in judged]
 
 
-def _recorded_logprobs(outcome: Outcome) -> tuple[list[int], Floats] | None:
+def _recorded_logprobs(outcome: ReplayOutcome) -> tuple[list[int], Floats] | None:
     """Positions and log-probabilities of the sampled tokens before the difference; None if none were recorded."""
     end = len(token_ids(outcome.rollout)) if outcome.difference is None else outcome.difference.token
     positions, values, n = list[int](), list[float](), 0
@@ -375,22 +381,24 @@ def _recorded_logprobs(outcome: Outcome) -> tuple[list[int], Floats] | None:
     return positions[:kept], np.array(values[:kept], dtype=np.float32)
 
 
-def _start(outcome: Outcome) -> int | None:
+def _start(outcome: ReplayOutcome) -> int | None:
     """The turn to continue from: the one that differs, or the one after another result of it; None: it has ended."""
     difference, now = outcome.difference, outcome.now
     assert difference is not None and now is not None
     first = next(i for i, segment in enumerate(now.segments) if segment.kind is SegmentKind.TURN)
-    if difference.kind in (Kind.SAMPLED, Kind.CALL) or difference.token < sum(map(len, now.segments[:first])):
+    if difference.kind in (DifferenceKind.SAMPLED, DifferenceKind.CALL) or difference.token < sum(
+        map(len, now.segments[:first])
+    ):
         return difference.turn
     return difference.turn + 1 if now.segments[-1].turn > difference.turn else None
 
 
-def _beginning(outcome: Outcome, turn: int) -> tuple[int, ...]:
+def _beginning(outcome: ReplayOutcome, turn: int) -> tuple[int, ...]:
     assert outcome.now is not None
     return tuple(token for segment in outcome.now.segments if segment.turn < turn for token in segment.token_ids)
 
 
-def describe(result: ReplayResult) -> list[str]:
+def describe(result: ReplayTestResult) -> list[str]:
     """Describe a test in lines: what was compared, the first differences, and counts by kind."""
     outcomes = result.outcomes
     differing = [outcome for outcome in outcomes if outcome.difference is not None]
@@ -409,7 +417,7 @@ def describe(result: ReplayResult) -> list[str]:
     return lines
 
 
-def describe_samples(outcome: Outcome) -> list[str]:
+def describe_samples(outcome: ReplayOutcome) -> list[str]:
     """Describe the rewards of the continuations; nothing where there are none."""
     if not outcome.samples:
         return []
@@ -421,6 +429,6 @@ def describe_samples(outcome: Outcome) -> list[str]:
     return [f"reward: recorded {recorded}, from here again {mean}{masked}"]
 
 
-def _name(outcome: Outcome) -> str:
+def _name(outcome: ReplayOutcome) -> str:
     group = outcome.group
     return f"{group.benchmark or f'step {group.record.step}'}, {group.name}, rollout {outcome.rollout.id}"

@@ -56,7 +56,7 @@ def _branch(options: argparse.Namespace, overrides: Sequence[str]) -> int:
             "ramet play --from: takes no question, --top-p or --top-k: the rollout was recorded with its own"
         )
     branch = importlib.import_module("ramet.play.branch")
-    place = branch.Place.read(options.source)
+    place = branch.TurnAddress.read(options.source)
     valid = branch.run(
         place,
         run_folder(Path(place.run)),

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     result = job.run(
         folder,
         overrides,
-        job.Options(
+        job.ReplayTestOptions(
             tools=job.Tools(options.tools),
             compare=None if options.compare is None else job.Compare(options.compare),
             samples=options.samples,

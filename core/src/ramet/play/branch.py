@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ramet.check.recorded import PreparedTest, RecordedGroup, prepare, weights_after
+from ramet.check.recorded import PreparedTest, TestedGroup, prepare, weights_after
 from ramet.cluster.local import LocalRollouts
 from ramet.components.engines import build_engine
 from ramet.components.services import RunServices
@@ -40,7 +40,7 @@ FORM = "RUN:STEP/TASK/ROLLOUT:TURN, as in runs/first:1/tasks/7/0.1:2; turns are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TurnAddress:
     """A turn of a recorded rollout. `step` is 0 in an evaluation."""
 
     run: str
@@ -50,7 +50,7 @@ class Place:
     turn: int
 
     @classmethod
-    def read(cls, text: str) -> Place:
+    def read(cls, text: str) -> TurnAddress:
         """Read the form `FORM`. Raises `ConfigError` for another one."""
         run, _, rest = text.partition(":")
         rollout, _, turn = rest.rpartition(":")
@@ -60,7 +60,7 @@ class Place:
         except ValueError as error:
             raise ConfigError(f"--from {text}: the form is {FORM}") from error
 
-    def of(self, groups: Sequence[RecordedGroup]) -> tuple[RecordedGroup, ScoredRollout]:
+    def of(self, groups: Sequence[TestedGroup]) -> tuple[TestedGroup, ScoredRollout]:
         """The recorded rollout. Raises `ConfigError` if there is none, or it has no such turn."""
         group = next((g for g in groups if g.name == self.task and g.record.step == self.step), None)
         if group is None:
@@ -77,7 +77,7 @@ class Place:
 
 
 def run(
-    place: Place,
+    place: TurnAddress,
     folder: Path,
     overrides: Sequence[str] = (),
     *,
@@ -117,7 +117,7 @@ class _Branch:
         self,
         folder: Path,
         prepared: PreparedTest,
-        group: RecordedGroup,
+        group: TestedGroup,
         rollout: Rollout,
         turn: int,
         *,
@@ -187,7 +187,7 @@ def _joined(before: str, text: str, after: str, encoder: Encoder) -> array[int]:
     return encoder.markup(before) + encoder.untrusted(text) + encoder.markup(after)
 
 
-def draw(scored: ScoredRollout, branches: Sequence[Rollout], place: Place) -> None:
+def draw(scored: ScoredRollout, branches: Sequence[Rollout], place: TurnAddress) -> None:
     """Print the recorded rollout and its branches in columns, a row for each turn from the changed one on."""
     console = PipeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
     recorded, columns = scored.rollout, [scored.rollout, *branches]
