@@ -11,13 +11,13 @@ import numpy as np
 from credit.policy import letters_of
 from credit.tasks import PlantedTask
 
-from ramet.config.hydra_adapter import accept_enum_values
+from ramet.config.choices import accept_enum_values
 from ramet.config.stored import typed_options
 from ramet.plugins import load_plugins
+from ramet.policy.advantages import estimate
 from ramet.policy.batching.rows import Row, rows_of
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.train.learning import estimate
 
 CRITIC_ERROR = 0.15  # standard deviation of an inexact critic's error at a state
 GREEDY = 0.0  # the baseline of `remax` here: the same for all, so that only the reward ranks

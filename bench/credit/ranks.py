@@ -50,7 +50,7 @@ def spearman(pairs: NDArray[np.float64]) -> float | None:
     ranks = [_ranks(pairs[:, column]) for column in range(2)]
     if any(np.ptp(column) == 0 for column in ranks):
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import asyncio
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward
 from ramet.testing.doubles import tiny_encoder
 
 GROUP, SEED = 16, 1
-FOREST = {"chains": NoBranching, "trees": lambda: TreeExpansion(TreeExpansionConfig())}
+FOREST: dict[str, Callable[[], Any]] = {"chains": NoBranching, "trees": lambda: TreeExpansion(TreeExpansionConfig())}
 Credits = Mapping[tuple[int, str, int], float]  # by (group, rollout, turn)
 
 
@@ -125,8 +125,8 @@ def run_kind(
                 rows.append({"label": f"ramet credit, {n} continuations", **compared(found, groups, tasks), **cost})
                 rows[-1] |= {"kind": kind, "forest": forest}
         for arm in filter(installed, ARMS if estimators else ()):
-            found = compared(credits_of(arm, groups, tasks), groups, tasks)
-            rows.append({"label": arm.label, **found, "kind": kind, "forest": forest})
+            numbers = compared(credits_of(arm, groups, tasks), groups, tasks)
+            rows.append({"label": arm.label, **numbers, "kind": kind, "forest": forest})
     return rows
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ from ramet.policy.objective import Objective
 from ramet.policy.shared_attention import install_shared_attention
 from ramet.policy.spec import PolicySpec
 from ramet.testing.batches import root_row
+from ramet.types import PolicyLoss
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -120,7 +121,7 @@ def fake_ranks(config: Config) -> Iterator[None]:
     try:
         for owner, name, value in replaced:
             setattr(owner, name, value)
-        FakeTensor.__float__ = lambda _: 1.0
+        FakeTensor.__float__ = lambda _: 1.0  # type: ignore[method-assign]
         yield
     finally:
         del FakeTensor.__float__
@@ -144,7 +145,7 @@ def sharded_model(config: Config, inputs: Inputs) -> tuple[PreTrainedModel, Logp
     """The policy as its rank makes it (`policy/models.py`), without values."""
     register()
     described = AutoConfig.from_pretrained(config.model.path)
-    model = AutoModelForCausalLM.from_config(described, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(described, dtype=torch.float32, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
     model.train()
     checkpoint_blocks(model, config.policy.checkpoint_every)
     model.config._attn_implementation = str(config.model.attention)
@@ -167,7 +168,7 @@ def trainer_of(config: Config, model: PreTrainedModel, module: nn.Module) -> Mod
         policy=policy,
         train=config.train,
         layout=RankLayout.of(policy, rank=0, world_size=config.cluster.policy_workers),
-        total_steps=config.train.steps,
+        total_steps=config.train.steps or 1,
         seed=0,
         loss="of the walk",
         advice="",
@@ -206,8 +207,9 @@ class Walk:
     def _objective(self, batch: TrainBatch) -> Callable[..., Tensor]:
         spec = PolicySpec(
             model=self.config.model, policy=self.config.policy, train=self.config.train,
-            policy_loss=PpoClip(PpoClipConfig()), temperature=1.0,
-            max_response_tokens=self.config.rollout.max_response_tokens, total_steps=self.config.train.steps, seed=0,
+            policy_loss=cast(PolicyLoss, PpoClip(PpoClipConfig())), temperature=1.0,
+            max_response_tokens=self.config.rollout.max_response_tokens,
+            total_steps=self.config.train.steps or 1, seed=0,
         )  # fmt: skip
         objective = Objective(spec, self.trainer, batch, MetricAccumulator())
 

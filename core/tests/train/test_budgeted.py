@@ -85,7 +85,7 @@ def train(model: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def bits(run: Path) -> dict[str, Any]:
-    """The weights of a run, and its records without times."""
+    """The weights of a run, and its records without what depends on the time."""
     weights = (run / "model/model.safetensors").read_bytes()
     found: dict[str, Any] = {"weights": weights}
     for path in sorted((run / "rollouts").iterdir()):
@@ -93,7 +93,9 @@ def bits(run: Path) -> dict[str, Any]:
         for group in groups:
             for rollout in group["rollouts"]:
                 rollout["stats"] = {
-                    key: n for key, n in rollout["stats"].items() if key not in ("seconds", "generate_s")
+                    key: n
+                    for key, n in rollout["stats"].items()
+                    if key not in ("seconds", "generate_s", "cached_tokens")
                 }
         found[path.name] = groups
     return found

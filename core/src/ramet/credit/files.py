@@ -28,9 +28,12 @@ CONFIG = "config"  # in a header: the configuration as YAML
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
-    """The continuations of one point. `rewards`: None where one was masked or left out; `tokens`: sampled in all."""
+    """The continuations of one point. `begins`: the digest of the tokens before it; `rewards`: None where one was
+    masked or left out; `tokens`: sampled in all.
+    """
 
     point: str
+    begins: str
     rewards: Sequence[float | None]
     answers: Sequence[str | None]
     tokens: int
@@ -74,6 +77,12 @@ class PointFile:
         self._lines.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._lines.resume():
             self._lines.begin(self._header)
+
+    def forget_changed(self, begins: Mapping[str, str]) -> None:
+        """Leave out points that now begin with other tokens, by name: a resumed run has recorded the step again."""
+        for name, digest in begins.items():
+            if (point := self.points.get(name)) is not None and point.begins != digest:
+                del self.points[name]
 
     @property
     def tokens(self) -> int:

@@ -25,7 +25,7 @@ from ramet.credit.measure import credit_rows, measure
 from ramet.credit.points import ChosenRollout, choose, points_of
 from ramet.errors import ConfigError, collected, raise_all
 from ramet.event_loop import run_async
-from ramet.export.job import export_run
+from ramet.export.job import export_run, find_checkpoint
 from ramet.models.torch_setup import set_up_torch
 from ramet.planning.run_plan import DryRun
 from ramet.rollout.stateful import replay_problems, step_component
@@ -123,7 +123,7 @@ def plan(folder: Path, options: CreditOptions) -> DryRun:
         job="credit",
         facts={
             "run": str(folder),
-            "model": str(model or f"a checkpoint, exported to {out}/{_export_name(options)}"),
+            "model": str(model or f"a checkpoint, exported to {out}/{_export_name(folder, options)}"),
             "rollouts": ", ".join(rollout.name for rollout in prepared.chosen),
             "points": f"{len(points)}, {len(points) - len(missing)} of them measured",
             "continuations": f"{options.samples} of each = {options.samples * len(missing):,}",
@@ -147,15 +147,15 @@ def _exported(folder: Path, options: CreditOptions) -> Path | None:
     return model if options.checkpoint is None and (model / "config.json").is_file() else None
 
 
-def _export_name(options: CreditOptions) -> str:
-    return "model" if options.checkpoint is None else f"model_{options.checkpoint:06d}"
+def _export_name(folder: Path, options: CreditOptions) -> str:
+    return f"model_{find_checkpoint(folder / 'checkpoints', options.checkpoint).step:06d}"
 
 
 def _weights(folder: Path, options: CreditOptions, out: Path) -> Path:
     """The folder of the model that continues the rollouts. A checkpoint is exported into the folder of the results."""
     if (model := options.model or _exported(folder, options)) is not None:
         return model
-    exported = out / _export_name(options)
+    exported = out / _export_name(folder, options)
     if not exported.is_dir():
         logger.info("%s: exporting a checkpoint of %s", exported, folder)
         export_run(folder, exported, step=options.checkpoint)
@@ -182,6 +182,7 @@ def _prepare(folder: Path, options: CreditOptions, model: Path | None) -> _Prepa
     out = options.out or folder_of(folder)
     header = {"run": manifest.id, "model_sha256": model_sha256(resolved), "samples": options.samples}
     file = PointFile(out, {**header, CONFIG: resolved.text})
+    file.forget_changed({point.name: point.begins for point in points_of(chosen)})
     return _Prepared(resolved=resolved, components=components, tools=tools, chosen=chosen, out=out, file=file)
 
 

@@ -105,6 +105,7 @@ def _measured(point: CreditPoint, group: ScoredGroup) -> MeasuredPoint:
     )
     return MeasuredPoint(
         point=point.name,
+        begins=point.begins,
         rewards=[scored.score for scored in group.rollouts],
         answers=[rollout.answer for rollout in rollouts],
         tokens=sum(rollout.n_sampled_tokens for rollout in rollouts),

@@ -6,6 +6,7 @@ share (the prompt, the turns before a fork) is one point, with the name of the f
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ class CreditPoint:
     def step(self) -> int:
         """The step in the keys of its continuations: unique, so that no two points sample with the same seeds."""
         return stable_seed("credit", self.name)
+
+    @property
+    def begins(self) -> str:
+        """The digest of the tokens before it."""
+        tokens = b"".join(segment.token_ids.tobytes() for segment in self.prefix.segments)
+        return hashlib.sha256(tokens).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

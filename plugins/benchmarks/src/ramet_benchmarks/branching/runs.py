@@ -76,7 +76,7 @@ def check_setting(folder: Path, kind: TaskKind) -> None:
 
 
 def run(
-    work: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int, made_by: Mapping[str, str]
+    work: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int, made_by: Mapping[str, str | None]
 ) -> dict[str, Any] | None:
     """Train and measure one arm unless it is finished; return its numbers, with `made_by`.
 
