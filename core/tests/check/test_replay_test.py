@@ -161,6 +161,8 @@ def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     assert main(["test", str(recorded), "--junit", str(other)]) == 1 and other.read_text() == "<mine/>"
     with pytest.raises(ConfigErrors, match="--limit 0"):
         run(recorded, [], ReplayTestOptions(limit=0))
+    with pytest.raises(ConfigError, match="step budget"):
+        run(recorded, ["train.budget=random"])
     with pytest.raises(ConfigError, match="no recorded rollouts of step 9"):
         run(recorded, [], ReplayTestOptions(step=9))
     with pytest.raises(ConfigErrors, match="--compare sample"):

@@ -24,6 +24,7 @@ from ramet.export.job import find_checkpoint
 from ramet.models.loading import load_model
 from ramet.plugins.component_checks import is_agent
 from ramet.policy.checkpoint.state import saved_weights
+from ramet.rollout.branching.budgets import step_budget
 from ramet.rollout.keys import RolloutKey, stable_seed
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.prefixes import prefix_at
@@ -127,6 +128,8 @@ def prepare(
         )
     else:
         components = Components(resolved.config)
+        if step_budget(resolved.config.train.budget, components.branch_policy) is not None:
+            raise ConfigError(f"{folder} has a step budget (train.budget): its groups, of any size, cannot be repeated")
         prepared = PreparedTest(
             resolved=resolved,
             components=components,
