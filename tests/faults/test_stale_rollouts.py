@@ -8,6 +8,7 @@ import pytest
 from ramet.config.checks import check
 from ramet.config.compose import compose
 from ramet.errors import InfraError
+from ramet.policy.batching.rows import TokenVersions
 from ramet.policy.checkpoint.store import verify
 from ramet.train.groups import lag_metrics
 
@@ -64,9 +65,12 @@ def test_tokens_that_are_older_than_allowed_stop_the_run(workspace):
             self.policy_versions = np.array(versions, np.int32)
             self.mask = self.policy_versions >= 0
 
-    rows = [Row(-1, 3, 3, 4), Row(-1, 4, 4, 4)]
-    assert lag_metrics(rows, version=4, allowed=1) == {"train/version_lag_mean": 2 / 6, "train/version_lag_max": 1}
+    versions = TokenVersions.of([Row(-1, 3, 3, 4), Row(-1, 4, 4, 4)])
+    assert lag_metrics(versions, 2, version=4, allowed=1) == {
+        "train/version_lag_mean": 2 / 6,
+        "train/version_lag_max": 1,
+    }
     with pytest.raises(InfraError, match="versions 3 to 4 came in for an update of version 4; allowed: at most 0"):
-        lag_metrics(rows, version=4, allowed=0)
+        lag_metrics(versions, 2, version=4, allowed=0)
     with pytest.raises(InfraError, match="versions 3 to 4 came in for an update of version 3"):
-        lag_metrics(rows, version=3, allowed=5)
+        lag_metrics(versions, 2, version=3, allowed=5)
