@@ -5,8 +5,8 @@ As a reward of a group, and in `ramet judge` over the rollouts of an evaluation.
 
 from __future__ import annotations
 
-import json
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
