@@ -124,6 +124,9 @@ def check(name: str, words: list[str], line: str) -> None:
     if name not in COMMANDS:
         assert callable(extension(EXTENSIONS, name, ()).load())
         return
+    if "--trust-recipe" in words:  # read before the command
+        at = words.index("--trust-recipe")
+        words = [*words[:at], *words[at + 2 :]]
     run: Any = COMMANDS[name].run
     module = {("eval", "import"): "eval_import", ("data", "from-rollouts"): "data_rollouts"}.get((name, *words[:1]))
     if module is not None:

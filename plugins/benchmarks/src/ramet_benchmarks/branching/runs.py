@@ -119,7 +119,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 def train(folder: Path, kind: TaskKind, arm: str, keys: Sequence[str], seed: int) -> dict[str, Any]:
     """Train from the seed's checkpoint, measure, and return all numbers. What an interrupted run left is removed."""
-    run = folder / f"arm_{arm}"  # no name of a policy is that of data or a phase of SFT
+    run = folder / f"arm_{arm}"  # whatever a policy is called, data and SFT stay
     shutil.rmtree(run, ignore_errors=True)
     overrides = train_overrides(kind, folder, arm, keys, seed)
     wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
