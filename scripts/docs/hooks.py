@@ -35,7 +35,7 @@ LINK = re.compile(r"(\]\()([^)\s:]+)(\))")
 INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
 MARK = re.compile(r"^ *<!-- (?:run|docs-test|needs|pattern|output|before|file)\b.*-->\n", re.MULTILINE)  # see blocks.py
 REFERENCE = "<!-- The site has the generated reference here: `make docs`. -->"  # in docs/index.md
-PLAN = re.compile(r"^```(?:plan|time) [^\n]*$", re.MULTILINE)  # a table that a test compares: its language is its command
+PLAN = re.compile(r"^```(?:plan|time) [^\n]*$", re.MULTILINE)  # tables that a test compares: the language is a command
 
 MARKDOWN: dict[str, str] = {}  # page -> its text, as `on_post_build` writes it
 
