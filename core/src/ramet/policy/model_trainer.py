@@ -275,9 +275,9 @@ class ModelTrainer:
         norm = clip_gradients(self.model.parameters(), self._policy.grad_clip)
         loss = self._sum(float(part))
         finite = self._sum(float(not (math.isfinite(loss) and math.isfinite(norm)))) == 0
-        if finite and self._offloaded is not None:
-            self._offloaded.to_device()
         if finite and norm > 0:
+            if self._offloaded is not None:
+                self._offloaded.to_device()
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         outcome = Outcome(finite=finite, loss=loss, norm=norm)
