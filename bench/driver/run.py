@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from ramet.policy.batching.train_batch import TrainBatch
+    from ramet.rollout.scoring import ScoredGroup
     from ramet.types import AdvantageEstimator, Group
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -113,74 +114,99 @@ def work(driver: Connection, n_rollouts: int, n_tokens: int) -> None:
     driver.send_bytes(pickle.dumps((seconds, sums(batch))))
 
 
+class Spent:
+    """CPU seconds of this process by part, and the most memory that it had had at the end of each."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self.memory: dict[str, float] = {"start": peak()}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.seconds[name], self.memory[name] = time.process_time() - began, peak()
+
+
+Learned = tuple["TrainBatch | None", dict[str, float], str]  # the batch, seconds elsewhere, the advantages' digest
+
+
 def measure(side: str, n_rollouts: int, n_tokens: int, write: bool) -> dict[str, Any]:
     """One step's work in the driver."""
-    from ramet.cluster.ray.group_parts import to_learn, to_record
+    from ramet.cluster.ray.group_parts import to_record
     from ramet.cluster.ray.played_groups import GroupPlace
-    from ramet.policy.advantages import GroupToLearn, estimate
-    from ramet.policy.batching.rows import rows_of
-    from ramet.policy.batching.train_batch import TrainBatch
-    from ramet.rollout.scoring import ScoredGroup, ScoredRollout
     from ramet.train.recording import record_path, record_step, step_records
     from ramet.train.step_rollouts import PlayedStep
 
-    seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    memory: dict[str, float] = {"start": peak()}
-
-    @contextmanager
-    def part(name: str) -> Iterator[None]:
-        began = time.process_time()
-        yield
-        seconds[name], memory[name] = time.process_time() - began, peak()
-
-    def scored(group: Group) -> ScoredGroup:
-        rollouts = [ScoredRollout(rollout=rollout, reward=float(i % 2)) for i, rollout in enumerate(group.rollouts)]
-        return ScoredGroup(task=group.task, rollouts=tuple(rollouts))
-
+    spent = Spent()
     workers, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs, n_rollouts, n_tokens))
     process.start()
     theirs.close()
-    with part("groups"):
+    with spent.part("groups"):
         groups = [scored(pickle.loads(workers.recv_bytes())) for _ in range(n_rollouts // GROUP)]
-    batch, elsewhere, advantages = None, {}, ""
-    if side == "workers":
-        with part("advantages"):
-            asked = [GroupToLearn(number=i, group=group, greedy=None) for i, group in enumerate(groups)]
-            workers.send_bytes(pickle.dumps([to_learn(GroupPlace(0, i), group) for i, group in enumerate(asked)]))
-            assert len(pickle.loads(workers.recv_bytes())) == len(groups)
-        elsewhere, advantages = pickle.loads(workers.recv_bytes())
-    else:
-        workers.send_bytes(b"")
-        with part("rows"):
-            rows = rows_of(groups)
-        with part("advantages"):
-            batch, _ = estimate(grpo("batch" if side == "step" else "group"), TrainBatch(rows=rows))
-        with part("pack"):
-            packed, buffers = pack(batch)
-        began = time.process_time()
-        pickle.loads(packed, buffers=buffers)
-        elsewhere, advantages = {"read": time.process_time() - began}, sums(batch)
+    made = side == "workers"
+    batch, elsewhere, advantages = (
+        in_workers(workers, groups, spent) if made else in_driver(workers, groups, side, spent)
+    )
     process.join()
     played = PlayedStep(groups=groups, replaced=[])
-    with part("record"):
+    with spent.part("record"):
         records = step_records(1, played, batch)
-        made = side == "workers"
         pickle.dumps([to_record(GroupPlace(0, i), record, made=made) for i, record in enumerate(records)])
     run = {
         "side": side,
         "rollouts": n_rollouts,
         "tokens": n_tokens,
-        "cpu_s": seconds,
-        "peak_gb": dict(memory),
+        "cpu_s": spent.seconds,
+        "peak_gb": dict(spent.memory),
         "elsewhere_cpu_s": elsewhere,
         "advantages": advantages,
     }
     if write:
-        with tempfile.TemporaryDirectory() as folder, part("write"):
+        with tempfile.TemporaryDirectory() as folder, spent.part("write"):
             record_step(Path(folder), 1, played, batch)
             run["record_gb"] = record_path(Path(folder), 1).stat().st_size / GB
     return run
+
+
+def scored(group: Group) -> ScoredGroup:
+    from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+
+    rollouts = [ScoredRollout(rollout=rollout, reward=float(i % 2)) for i, rollout in enumerate(group.rollouts)]
+    return ScoredGroup(task=group.task, rollouts=tuple(rollouts))
+
+
+def in_workers(workers: Connection, groups: list[ScoredGroup], spent: Spent) -> Learned:
+    """Send the workers their rewards, and get what they report of rows and advantages."""
+    from ramet.cluster.ray.group_parts import to_learn
+    from ramet.cluster.ray.played_groups import GroupPlace
+    from ramet.policy.advantages import GroupToLearn
+
+    with spent.part("advantages"):
+        asked = [GroupToLearn(number=i, group=group, greedy=None) for i, group in enumerate(groups)]
+        workers.send_bytes(pickle.dumps([to_learn(GroupPlace(0, i), group) for i, group in enumerate(asked)]))
+        assert len(pickle.loads(workers.recv_bytes())) == len(groups)
+    elsewhere, advantages = pickle.loads(workers.recv_bytes())
+    return None, elsewhere, advantages
+
+
+def in_driver(workers: Connection, groups: list[ScoredGroup], side: str, spent: Spent) -> Learned:
+    """Make rows and advantages here, and read them as a rank does."""
+    from ramet.policy.advantages import estimate
+    from ramet.policy.batching.rows import rows_of
+    from ramet.policy.batching.train_batch import TrainBatch
+
+    workers.send_bytes(b"")
+    with spent.part("rows"):
+        rows = rows_of(groups)
+    with spent.part("advantages"):
+        batch, _ = estimate(grpo("batch" if side == "step" else "group"), TrainBatch(rows=rows))
+    with spent.part("pack"):
+        packed, buffers = pack(batch)
+    began = time.process_time()
+    pickle.loads(packed, buffers=buffers)
+    return batch, {"read": time.process_time() - began}, sums(batch)
 
 
 def pack(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
