@@ -11,9 +11,11 @@ from ramet.cli.terminal import Parser, run_folder, say
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import json_line
+from ramet.runs.own_files import is_private
 from ramet.sft.from_rollouts import RowChoice, rows_of_run
 
-OTHERS = 0o077  # rights of a run's directory that it lacks with run.private
+WHAT = {"sft": "rows for SFT", "pairs": "pairs"}
+UNREADABLE = "several threads, or texts that no tool returned"
 STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -45,18 +47,13 @@ def run(arguments: Sequence[str]) -> int:
         best=options.best, min_reward=options.min_reward, min_gap=options.min_gap, steps=_steps(options.steps)
     )
     folder = run_folder(options.run)
-    private = not folder.stat().st_mode & OTHERS
     rows = rows_of_run(folder, choice)
     for name, path in outputs.items():
-        write_file(path, b"".join(map(json_line, getattr(rows, name))), private=private)
+        write_file(path, b"".join(map(json_line, getattr(rows, name))), private=is_private(folder))
     made = "; ".join(f"{len(getattr(rows, name))} {WHAT[name]} in {path}" for name, path in outputs.items())
     left_out = f"; {rows.unreadable} rollouts left out: {UNREADABLE}" if rows.unreadable else ""
     say(f"{rows.groups} groups, {rows.rollouts} rollouts: {made}{left_out}")
     return 0
-
-
-WHAT = {"sft": "rows for SFT", "pairs": "pairs"}
-UNREADABLE = "several threads, or texts that no tool returned"
 
 
 def _check(outputs: Mapping[str, Path], **numbers: Any) -> None:

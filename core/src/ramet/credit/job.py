@@ -30,7 +30,7 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.planning.run_plan import DryRun
 from ramet.rollout.stateful import replay_problems, step_component
 from ramet.runs.manifest import MANIFEST, Manifest, model_sha256, read_manifest, read_run
-from ramet.runs.own_files import file_rights
+from ramet.runs.own_files import file_rights, is_private
 from ramet.runs.recomposed import recomposed
 from ramet.runs.stopped import StopListener
 from ramet.tracking.live import Part, live_line
@@ -103,7 +103,7 @@ def run(folder: Path, options: CreditOptions) -> CreditResult:
     with StopListener().listening(), recording():
         _manifest(folder, options)
         check_folder(options.out or folder_of(folder))
-        with file_rights(private=not folder.stat().st_mode & 0o077):
+        with file_rights(private=is_private(folder)):
             prepared = _prepare(folder, options, _weights(folder, options, options.out or folder_of(folder)))
             set_up_torch(prepared.resolved.config.run)
             return run_async(_measure(prepared, options))

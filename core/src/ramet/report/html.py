@@ -24,6 +24,7 @@ from ramet.report.evaluation import find_evaluation
 from ramet.report.rollouts import collect_steps, safe_json
 from ramet.report.tree import find_splitter
 from ramet.report.verdict import verdict
+from ramet.runs.own_files import is_private
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'
@@ -68,7 +69,7 @@ def write_comparison(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 def _write(out: Path, text: str, runs: Sequence[Path], elsewhere: str) -> None:
     """Write the page, only for its owner if one of the runs is."""
-    private = any(not run.stat().st_mode & 0o077 for run in runs)
+    private = any(map(is_private, runs))
     try:
         write_file(out, text.encode("ascii", "xmlcharrefreplace"), private=private)
     except OSError as error:

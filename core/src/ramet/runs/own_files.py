@@ -121,6 +121,11 @@ def is_lock(path: Path) -> bool:
     return LOCK_TEXT.startswith(text)
 
 
+def is_private(run: Path) -> bool:
+    """Whether only its owner may read a run (`run.private`), so that what is made of it must not be for others."""
+    return not run.stat().st_mode & 0o077
+
+
 @contextlib.contextmanager
 def file_rights(*, private: bool) -> Iterator[None]:
     """Make files of the block for their owner only if `private`, also files of processes that it starts."""
