@@ -13,7 +13,7 @@ import torch
 
 from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
 from ramet.check.recorded import prepare
-from ramet.check.replay_test import Compare, ReplayTestOptions, ReplayTestResult, Tools, describe, run
+from ramet.check.replay_test import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
 from ramet.cli import main
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.play.branch import TurnAddress
@@ -115,14 +115,16 @@ def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Cal
 @pytest.mark.parametrize(
     ("change", "tools", "kinds"),
     [
-        ("rollout_step.instruction=Count.", Tools.RECORDED, {("prompt", 0)}),
-        ("rollout_step=upper_calls", Tools.RECORDED, {("call", 1)}),
-        ("tools.size.use=other_size", Tools.RECORDED, set()),
-        ("tools.size.use=other_size", Tools.RUN, {("tool", 0)}),
-        ("rollout.max_turns=2", Tools.RECORDED, {("call", 1)}),
+        ("rollout_step.instruction=Count.", ToolResults.RECORDED, {("prompt", 0)}),
+        ("rollout_step=upper_calls", ToolResults.RECORDED, {("call", 1)}),
+        ("tools.size.use=other_size", ToolResults.RECORDED, set()),
+        ("tools.size.use=other_size", ToolResults.RUN, {("tool", 0)}),
+        ("rollout.max_turns=2", ToolResults.RECORDED, {("call", 1)}),
     ],
 )
-def test_a_change_is_found_at_its_turn(recorded: Path, change: str, tools: Tools, kinds: set[tuple[str, int]]) -> None:
+def test_a_change_is_found_at_its_turn(
+    recorded: Path, change: str, tools: ToolResults, kinds: set[tuple[str, int]]
+) -> None:
     assert found(run(recorded, [change], ReplayTestOptions(tools=tools, step=1))) == kinds
 
 
@@ -137,7 +139,7 @@ def test_other_weights_are_found_and_sampled_from_there(
 
 def test_a_changed_tool_is_sampled_after_its_result(recorded: Path) -> None:
     result = run(
-        recorded, ["tools.size.use=other_size"], ReplayTestOptions(tools=Tools.RUN, step=1, limit=1, samples=2)
+        recorded, ["tools.size.use=other_size"], ReplayTestOptions(tools=ToolResults.RUN, step=1, limit=1, samples=2)
     )
     assert all(len(outcome.samples) == 2 for outcome in result.outcomes)
     assert any("from here again" in line for line in describe(result))

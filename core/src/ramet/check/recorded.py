@@ -55,6 +55,11 @@ class TestedGroup:
         versions = {s.policy_version for rollout in self.rollouts for s in rollout.segments if s.is_sampled}
         return versions.pop() if len(versions) == 1 else None
 
+    @property
+    def n_updates(self) -> int:
+        """The number of updates of the weights to run it again with, unless another model is named."""
+        return 0 if self.benchmark else self.version or 0
+
     def missing_weights(self, run: Path, config: Config) -> str | None:
         """Why the weights that sampled it are not in the run; None: they are, or `model.path` has them."""
         if self.benchmark:
@@ -176,7 +181,8 @@ def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> It
         if task is None:
             raise ConfigError(f"{name} has no task {record.group.task.id!r} now, which {folder} has rollouts of")
         plan = _plan(record, parts.rules[name].plan(k))
-        yield TestedGroup(record=record, task=replace(task), name=task.id, plan=plan, benchmark=name)
+        own = replace(task)  # an object for each group, by which `RecordedTree` finds it
+        yield TestedGroup(record=record, task=own, name=task.id, plan=plan, benchmark=name)
 
 
 def _plan(record: GroupRecord, plan: RolloutPlan) -> RolloutPlan:

@@ -54,7 +54,7 @@ Floats = NDArray[np.float32]
 SHOWN = 10  # rollouts that differ, on the screen
 
 
-class Tools(StrEnum):
+class ToolResults(StrEnum):
     RECORDED = "recorded"  # calls get their recorded results
     RUN = "run"  # they run, and their results are compared
 
@@ -74,7 +74,7 @@ HOW = {
 class ReplayTestOptions:
     """The rollouts to test, and how. None: all of them; of `compare`: as the run can."""
 
-    tools: Tools = Tools.RECORDED
+    tools: ToolResults = ToolResults.RECORDED
     compare: Compare | None = None
     samples: int = 0  # continuations of each rollout that differs
     step: int | None = None
@@ -201,7 +201,7 @@ class _Test:
 
     def _version(self, group: TestedGroup) -> int:
         """Number of updates of the weights to test the group with."""
-        return 0 if self.options.one_model or group.benchmark else group.version or 0
+        return 0 if self.options.one_model else group.n_updates
 
     async def _replay(self, outcomes: Sequence[ReplayOutcome], services: RunServices) -> None:
         """Run the groups again, and note the first difference of each rollout."""
@@ -230,7 +230,7 @@ class _Test:
         self, services: RunServices, engine: Engine, policy: RecordedTree | None, by_key: dict[str, Rollout]
     ) -> AsyncIterator[LocalRollouts]:
         """Rollouts with recorded results of tools where `by_key` has some and the options say so."""
-        played = bool(by_key) and self.options.tools is Tools.RECORDED
+        played = bool(by_key) and self.options.tools is ToolResults.RECORDED
         box = await open_tools(self.config, services, expected=self.prepared.tools.sets, for_schemas=played)
         if played:
             calls = RecordedCalls(by_key)

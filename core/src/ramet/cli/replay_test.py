@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         folder,
         overrides,
         job.ReplayTestOptions(
-            tools=job.Tools(options.tools),
+            tools=job.ToolResults(options.tools),
             compare=None if options.compare is None else job.Compare(options.compare),
             samples=options.samples,
             step=options.step,

@@ -29,6 +29,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.rollout.keys import RolloutKey
+from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.played import PlayedEngine, given_completion
 from ramet.rollout.scoring import ScoredRollout
 from ramet.runs.recomposed import recomposed
@@ -104,61 +105,54 @@ def run(
         if not one_model and (problem := group.missing_weights(folder, resolved.config)) is not None:
             raise ConfigError(f"--from: {problem}")
         set_up_torch(resolved.config.run)
-        branch = _Branch(folder, prepared, group, scored.rollout, place.turn, one_model=one_model)
-        rollouts = run_async(branch.run(n, message, result))
+        encoder, rollout, turn = build_encoder(resolved.config), scored.rollout, place.turn
+        if result is not None:
+            rollout, turn = with_result(rollout, turn, result, encoder), turn + 1
+        request, n_updates = group.continued(rollout, turn, n, "play"), 0 if one_model else group.n_updates
+        rollouts = run_async(
+            _branches(folder, prepared, request, encoder, n_updates=n_updates, message=message, turn=turn)
+        )
         draw(scored, rollouts, place)
         return all(rollout.valid for rollout in rollouts)
 
 
-class _Branch:
-    """Continues one rollout from one of its turns."""
+async def _branches(
+    folder: Path,
+    prepared: PreparedTest,
+    request: RolloutRequest,
+    encoder: Encoder,
+    *,
+    n_updates: int,
+    message: str | None,
+    turn: int,
+) -> Sequence[Rollout]:
+    """Run the request with the weights after so many updates. `message`, if not None, is what `turn` samples."""
+    config = prepared.resolved.config
+    engine = build_engine(config, encoder)
 
-    def __init__(
-        self,
-        folder: Path,
-        prepared: PreparedTest,
-        group: TestedGroup,
-        rollout: Rollout,
-        turn: int,
-        *,
-        one_model: bool,
-    ) -> None:
-        self.folder, self.prepared, self.group, self.rollout, self.turn = folder, prepared, group, rollout, turn
-        self.config = prepared.resolved.config
-        self.version = 0 if one_model or group.benchmark else group.version or 0
-        self.encoder = build_encoder(self.config)
+    def given(request: Request) -> Completion | None:
+        if message is None or request.id.rpartition("/")[2] != str(turn):
+            return None
+        ids = array("i", [*encoder.markup(message), encoder.end_of_turn_id])
+        return given_completion(request, ids, encoder)
 
-    async def run(self, n: int, message: str | None, result: str | None) -> Sequence[Rollout]:
-        rollout, start = self.rollout, self.turn
-        if result is not None:
-            rollout, start = with_result(rollout, self.turn, result, self.encoder), self.turn + 1
-        request = self.group.continued(rollout, start, n, "play")
-        engine = build_engine(self.config, self.encoder)
-
-        def given(request: Request) -> Completion | None:
-            if message is None or request.id.rpartition("/")[2] != str(start):
-                return None
-            ids = array("i", [*self.encoder.markup(message), self.encoder.end_of_turn_id])
-            return given_completion(request, ids, self.encoder)
-
-        with tempfile.TemporaryDirectory(prefix="ramet-play-") as folder:
-            services = RunServices(folder=Path(folder), seed=self.config.run.seed)
-            rollouts = LocalRollouts(
-                self.config,
-                self.encoder,
-                components=self.prepared.components,
-                tools=await open_tools(self.config, services, expected=self.prepared.tools.sets),
-                engine=PlayedEngine(given, engine.info, engine),
-            )
-            try:
-                if self.version:
-                    weights = weights_after(self.folder, self.config, self.version)
-                    await rollouts.update_weights(weights.items(), self.version)
-                (branches,) = await rollouts.run(request)
-            finally:
-                await rollouts.close()
-                await engine.close()
-        return branches.rollouts
+    with tempfile.TemporaryDirectory(prefix="ramet-play-") as temporary:
+        services = RunServices(folder=Path(temporary), seed=config.run.seed)
+        rollouts = LocalRollouts(
+            config,
+            encoder,
+            components=prepared.components,
+            tools=await open_tools(config, services, expected=prepared.tools.sets),
+            engine=PlayedEngine(given, engine.info, engine),
+        )
+        try:
+            if n_updates:
+                await rollouts.update_weights(weights_after(folder, config, n_updates).items(), n_updates)
+            (group,) = await rollouts.run(request)
+        finally:
+            await rollouts.close()
+            await engine.close()
+    return group.rollouts
 
 
 def with_result(rollout: Rollout, turn: int, text: str, encoder: Encoder) -> Rollout:
