@@ -27,7 +27,7 @@ from ramet.config.schema import BenchmarkConfig
 from ramet.evaluate.evaluation import load_benchmark
 from ramet.plugins import Plugins, load_from
 from ramet.plugins.sources import core_source, module_source
-from ramet.policy.batching.rows import Row
+from ramet.policy.batching.rows import Row, TokenVersions
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.testing import check_plugin, written_rollout
 from ramet.testing.batches import root_row
@@ -460,8 +460,8 @@ def test_a_run_tells_a_benchmark_the_same(name: str, words: str, folder: Path) -
 def test_a_step_that_never_generates_ends_the_update_with_what_is_wrong() -> None:
     ids = np.array([1], np.int32)
     rows: list[Row] = [root_row(ids, ids, mask=np.zeros(1, np.bool_))]
-    with pytest.raises(PluginError, match=r"the rollout step ends them without ctx\.generate"):
-        lag_metrics(rows, version=1, allowed=0)
+    with pytest.raises(PluginError, match=r"in 1 rollouts.*the rollout step ends them without ctx\.generate"):
+        lag_metrics(TokenVersions.of(rows), len(rows), version=1, allowed=0)
 
 
 def test_a_module_that_is_installed_and_named_is_told_the_name_of_the_plugin(folder: Path) -> None:

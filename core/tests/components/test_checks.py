@@ -71,7 +71,7 @@ def test_what_ships_is_fine() -> None:
             "advantage",
             {Need.EARLIER_TURNS},
             "advantage=mine needs earlier_turns, which is not given to it; allowed: entropy, greedy_rollout, "
-            "old_logprobs, reference, values",
+            "old_logprobs, probed, reference, rescored, values",
         ),
     ],
 )
