@@ -11,7 +11,7 @@ import pytest
 
 from ramet.config.schema import BudgetKind
 from ramet.errors import PluginError
-from ramet.rollout.branching.budgets import ContrastBudget, RandomBudget, mixed, step_budget
+from ramet.rollout.branching.budgets import ContrastBudget, RandomBudget, step_budget
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.branching.grants import ask_budget
 from ramet.testing.step_budget import check_step_budget
@@ -45,40 +45,47 @@ def test_the_contract_is_kept(budget: ContrastBudget | RandomBudget) -> None:
     check_step_budget(budget)
 
 
-def test_the_probability_of_different_outcomes_is_that_of_the_beta_binomial_distribution() -> None:
-    assert mixed(1, 1, 2) == pytest.approx(1 / 3)  # 1 - 2 * E[p^2], E[p^2] = 1/3
-    assert mixed(1, 1, 4) == pytest.approx(3 / 5)
-    assert mixed(3, 1, 1) == pytest.approx(0)
-    rng, n, draws = Random(1), 3, 20000
-    p = [rng.betavariate(2, 5) for _ in range(draws)]
-    assert mixed(2, 5, n) == pytest.approx(sum(1 - q**n - (1 - q) ** n for q in p) / draws, abs=0.01)
-
-
-def test_contrast_prefers_tasks_whose_outcomes_differed_and_grants_half_at_a_time() -> None:
+def test_contrast_prefers_tasks_whose_outcomes_differed_and_probes_those_without_outcomes() -> None:
     assert granted(view(FAILED, SOLVED, MIXED)) == {"mixed": 4}
-    assert granted(view(FAILED, SOLVED, MIXED, task("new"))) == {"mixed": 2, "new": 2}
+    assert granted(view(FAILED, SOLVED, task("new"), task("other"))) == {"new": 2, "other": 2}
     assert granted(view(FAILED, SOLVED, MIXED, left=2)) == {"mixed": 2}
     assert granted(view(MIXED, left=1)) == {}
 
 
+def test_rewards_of_any_size_count_by_their_variance_within_groups() -> None:
+    wide, narrow = task("wide", 0, 100, 0, 100), task("narrow", 40, 60, 40, 60)
+    assert granted(view(narrow, wide)) == {"wide": 4}
+    then, now = (GroupOutcome(step=1, rewards=4 * (reward,), n_tokens=40) for reward in (0.0, 100.0))
+    assert granted(view(replace(task("learned"), groups=(then, now)), narrow)) == {"narrow": 4}
+
+
 def test_what_a_wave_showed_counts_in_the_next() -> None:
     def second(*rewards: float) -> dict[str, int]:
-        """Grants of the second wave, if the first of `new` had these rewards."""
+        """Grants of the second wave, if the first probed `new` and had these rewards."""
         return granted(view(FAILED, SOLVED, task("new", *rewards, step=2, n_tokens=20), task("other"), left=4))
 
-    assert second(0, 1) == {"new": 2, "other": 2}
-    assert second(0, 0) == {"other": 4}
+    assert second(0, 1) == {"new": 4}
+    assert second(0, 0) == {"other": 2, "new": 2}  # of `failed` and `solved` more is known
 
 
-def test_old_outcomes_lose_their_weight() -> None:
+def test_a_second_complete_group_in_a_step_is_worth_half() -> None:
+    def second(*other: float) -> dict[str, int]:
+        """Grants of the second wave, if `mixed` had a complete group in the first, and `other` one before."""
+        return granted(view(task("mixed", 0, 1, 0, 1, step=2), task("other", *other), left=4))
+
+    assert second(0, 0, 0, 1) == {"other": 4}
+    assert second(0, 0, 0, 0) == {"mixed": 4}
+
+
+def test_old_outcomes_lose_their_weight_and_then_a_task_is_probed_again() -> None:
     def since(step: int) -> dict[str, int]:
         """Grants in step 100, if the outcomes of `failed` are of this step, and those of `solved` of the one before."""
         solved = replace(SOLVED, groups=(replace(SOLVED.groups[0], step=99),))
         failed = replace(FAILED, groups=(replace(FAILED.groups[0], step=step),))
-        return granted(view(failed, solved, task("new"), step=100))
+        return granted(view(MIXED, failed, solved, step=100))
 
-    assert since(99) == {"new": 4}
-    assert since(1) == {"failed": 2, "new": 2}
+    assert since(99) == {"mixed": 2, "failed": 2}
+    assert since(1) == {"mixed": 2, "failed": 2}
 
 
 def test_a_task_that_costs_less_is_preferred_by_tokens_or_by_seconds() -> None:

@@ -1,26 +1,28 @@
 """The built-in step budgets: `contrast`, where different outcomes are expected, and its control `random`.
 
 An estimator that compares the rollouts of a group learns nothing from equal rewards. So `contrast` grants rollouts to
-the tasks whose next group will most probably be mixed, per sampled token. TRACE (arXiv 2606.11119) spreads a budget
-over prompts and prefixes by a learned predictor of success; here it is a Beta posterior of each task's success.
+the tasks whose rewards vary most, per sampled token. TRACE (arXiv 2606.11119) spreads a budget over prompts and
+prefixes by a learned predictor of success; here it is the variance that each task's groups had.
 
-A step has two waves, with half of its rollouts each. The second knows the outcomes of the first: tasks that proved to
-be mixed get more, tasks that failed or succeeded throughout get less.
+A step has two waves, with half of its rollouts each. A task without recent outcomes is probed with half a group, one
+that has some gets a complete group. The second wave knows the outcomes of the first, so tasks whose probes differed are
+granted complete groups in the same step.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
+from statistics import fmean
 from typing import cast
 
 from ramet.config.choices import BudgetKind
 from ramet.types import BranchPolicy, Grant, GroupOutcome, StepBudget, StepView, TaskView
 
 HALF_LIFE = 8  # steps after which an outcome counts half, since the policy has changed
-PRIOR = 2.0  # rollouts that the success of all tasks together counts for a task
-Choice = tuple[float, int | None]  # the worth of a part of a group, and the prefix that it begins with
+PRIOR = 2.0  # degrees of freedom that the variance of all tasks together counts for a task
+AGAIN = 0.5  # worth of a task that has had a complete group in the step: other tasks teach more
+Choice = tuple[float, int | None]  # the worth of a rollout, and the prefix that it begins with
 
 
 def step_budget(kind: BudgetKind, policy: BranchPolicy) -> StepBudget | None:
@@ -60,67 +62,53 @@ class RandomBudget:
 
 
 def _wave(step: StepView, choices: Sequence[Choice]) -> list[Grant]:
-    """Grant parts of groups one after the other, to the task that is worth most; parts of one task are one group.
+    """Grant at most one group to each task, beginning with the task that is worth most."""
+    part = part_size(step.group_size)
+    left = min(step.budget_left, max(part, step.budget // 2))
+    worth = [choice[0] * _again(step, task) for choice, task in zip(choices, step.tasks, strict=True)]
+    grants = []
+    for i in sorted(range(len(worth)), key=lambda i: -worth[i]):
+        n = min(left, step.group_size if _freedom(step, step.tasks[i].groups) >= 1 else part)
+        if n >= part:
+            grants.append(Grant(task=i, n=n, prefix=choices[i][1]))
+            left -= n
+    return grants
 
-    A further part of a task in the same step is worth a half, a third and so on: two groups of different tasks teach
-    more than one task twice.
-    """
-    n = part_size(step.group_size)
-    parts = min(step.budget_left, max(n, step.budget // 2)) // n
-    before = [sum(len(group.rewards) for group in task.groups if group.step == step.step) // n for task in step.tasks]
-    granted: Counter[int] = Counter()
-    for _ in range(parts):
-        room = [i for i in range(len(choices)) if (granted[i] + 1) * n <= step.group_size]
-        if not room:
-            break
-        granted[max(room, key=lambda i: choices[i][0] / (1 + before[i] + granted[i]))] += 1
-    return [Grant(task=i, n=granted[i] * n, prefix=choices[i][1]) for i in sorted(granted)]
+
+def _again(step: StepView, task: TaskView) -> float:
+    had = sum(len(group.rewards) for group in task.groups if group.step == step.step)
+    return AGAIN if had >= step.group_size else 1.0
 
 
 class _Beliefs:
-    """Beta posteriors of each task's success, and costs of a rollout, from the outcomes of a view.
+    """Expected variances of each task's rewards, and costs of a rollout, from the outcomes of a view.
 
-    Success is a reward's place between the lowest and the highest of the view. While all are equal nothing is known.
+    Variances are those within groups, so a task that is solved now and failed before has none.
     """
 
     def __init__(self, step: StepView, *, per_second: bool) -> None:
         self._step = step
         self._per_second = per_second
         outcomes = [group for task in step.tasks for group in task.groups]
-        rewards = [reward for group in outcomes for reward in _valid(group)]
-        self._low, self._high = min(rewards, default=0.0), max(rewards, default=0.0)
-        good, bad = self._counts(outcomes)
-        self._prior = PRIOR * (1 + good) / (2 + good + bad)
+        squares = _squares(step, outcomes)
+        self._prior = squares / _freedom(step, outcomes) if squares else 1.0  # then tasks without outcomes come first
         self._cost = self._mean_cost(outcomes) or 1.0
 
     def choices(self, task: TaskView) -> Iterator[Choice]:
-        n = part_size(self._step.group_size)
-        good, bad = self._counts(group for group in task.groups if not group.from_prefix)
-        good, bad = good + self._prior, bad + PRIOR - self._prior
+        groups = [group for group in task.groups if not group.from_prefix]
+        squares = PRIOR * self._prior + _squares(self._step, groups)
+        freedom = PRIOR + _freedom(self._step, groups)
         cost = self._mean_cost(task.groups) or self._cost
-        yield mixed(good, bad, n) / cost, None
+        yield squares / freedom / cost, None
         if self._step.budget_left == self._step.budget or self._per_second:
             return  # a prefix says how many tokens it saves, not how many seconds
+        rewards = [reward for group in groups for reward in _valid(group)]
         for number, prefix in enumerate(task.prefixes):
-            reward = self._success(prefix.reward) if prefix.reward is not None else 0.5
+            far = squares / freedom  # the square that the prefix's reward adds
+            if prefix.reward is not None and rewards:
+                far = (prefix.reward - fmean(rewards)) ** 2
             saved = min(float(prefix.n_tokens), cost / 2)
-            yield mixed(good + reward, bad + 1 - reward, n) / (cost - saved), number
-
-    def _counts(self, groups: Iterator[GroupOutcome] | Sequence[GroupOutcome]) -> tuple[float, float]:
-        good = bad = 0.0
-        if self._low == self._high:
-            return good, bad
-        for group in groups:
-            weight = 0.5 ** ((self._step.step - group.step) / HALF_LIFE)
-            successes = [self._success(reward) for reward in _valid(group)]
-            good += weight * sum(successes)
-            bad += weight * (len(successes) - sum(successes))
-        return good, bad
-
-    def _success(self, reward: float) -> float:
-        if self._low == self._high:
-            return 0.5
-        return min(1.0, max(0.0, (reward - self._low) / (self._high - self._low)))
+            yield (squares + far) / (freedom + 1) / (cost - saved), number
 
     def _mean_cost(self, groups: Sequence[GroupOutcome]) -> float | None:
         costs = [(group.seconds if self._per_second else group.n_tokens) or 0.0 for group in groups]
@@ -128,14 +116,24 @@ class _Beliefs:
         return sum(costs) / rollouts if rollouts and sum(costs) > 0 else None
 
 
-def mixed(good: float, bad: float, n: int) -> float:
-    """Return the probability that n rollouts do not all succeed or all fail, under Beta(good, bad) of success."""
-    all_good = all_bad = 1.0
-    for k in range(n):
-        all_good *= (good + k) / (good + bad + k)
-        all_bad *= (bad + k) / (good + bad + k)
-    return 1 - all_good - all_bad
+def _squares(step: StepView, groups: Iterable[GroupOutcome]) -> float:
+    """Sum the squared distances of rewards from their group's mean; old ones weigh less."""
+    total = 0.0
+    for group in groups:
+        if rewards := _valid(group):
+            mean = fmean(rewards)
+            total += _weight(step, group) * sum((reward - mean) ** 2 for reward in rewards)
+    return total
 
 
-def _valid(group: GroupOutcome) -> Iterator[float]:
-    return (reward for reward in group.rewards if reward is not None)
+def _freedom(step: StepView, groups: Iterable[GroupOutcome]) -> float:
+    """Sum the degrees of freedom of `_squares`."""
+    return sum(_weight(step, group) * max(0, len(_valid(group)) - 1) for group in groups)
+
+
+def _weight(step: StepView, group: GroupOutcome) -> float:
+    return float(0.5 ** ((step.step - group.step) / HALF_LIFE))
+
+
+def _valid(group: GroupOutcome) -> list[float]:
+    return [reward for reward in group.rewards if reward is not None]
