@@ -82,10 +82,10 @@ def test_old_outcomes_lose_their_weight_and_then_a_task_is_probed_again() -> Non
         """Grants in step 100, if the outcomes of `failed` are of this step, and those of `solved` of the one before."""
         solved = replace(SOLVED, groups=(replace(SOLVED.groups[0], step=99),))
         failed = replace(FAILED, groups=(replace(FAILED.groups[0], step=step),))
-        return granted(view(MIXED, failed, solved, step=100))
+        return granted(view(solved, failed, step=100))
 
-    assert since(99) == {"mixed": 2, "failed": 2}
-    assert since(1) == {"mixed": 2, "failed": 2}
+    assert since(99) == {"solved": 4}
+    assert since(1) == {"failed": 2, "solved": 2}
 
 
 def test_a_task_that_costs_less_is_preferred_by_tokens_or_by_seconds() -> None:
