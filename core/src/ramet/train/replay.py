@@ -130,7 +130,7 @@ def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None 
     resolved = fetched(composed, commits=source.manifest.hub)
     config = resolved.config
     components, manifest = Components(config), _checked(resolved, source)
-    total_steps = config.train.steps or max(1, source.n_tasks // config.train.tasks_per_step)
+    total_steps = config.train.total_steps(source.n_tasks)
     policy = policy_spec(config, components, total_steps)
     critic = critic_spec(config, components, total_steps)
     with Preemption(config.train.grace_s).listening(), file_rights(private=config.run.private), recording() as log:
