@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ramet.io.json_lines import json_line
 from ramet.report.credit import CREDIT, credit_folder
 from ramet.report.html import write_report
