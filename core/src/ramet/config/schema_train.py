@@ -145,7 +145,7 @@ class TrainConfig:
         return self.budget_tasks or self.tasks_per_step
 
     def total_steps(self, n_tasks: int) -> int:
-        """Return the run's number of steps: `steps`, or those of one pass over its tasks."""
+        """Return the run's number of steps: `steps`, or as many as one pass over its tasks has."""
         return self.steps or max(1, n_tasks // self.tasks_drawn)
 
 
