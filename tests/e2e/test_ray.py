@@ -56,7 +56,17 @@ class Command:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    kept = ("step", "reward/", "group/", "train/", "critic/", "valid/")
+    kept = (
+        "step",
+        "reward/",
+        "group/",
+        "train/",
+        "critic/",
+        "valid/",
+        "rollout/stop/",
+        "rollout/turns",
+        "rollout/tool",
+    )
     return [
         {k: v for k, v in json.loads(line).items() if k.startswith(kept) and not k.endswith(("_s", "_per_s"))}
         for line in (folder / "metrics.jsonl").read_text().splitlines()
@@ -96,7 +106,7 @@ def train(ramet, workspace, tmp_path):
 
 
 def test_a_run_whose_driver_is_killed_in_the_update_and_stopped_later_ends_as_one_in_a_single_process(train, tmp_path):
-    """F1, F20, F28."""
+    """F1, F20, F28. The workers score their groups and make their rows: the driver has no tokens."""
     assert train("local").code == 0
     struck = tmp_path / "struck"
     ended = train("ray", "cluster=ray", E2E_KILL_DRIVER=f"3:{struck}")

@@ -76,6 +76,8 @@ class Digest:
 class EvenBytes:
     """The share of even bytes in the response."""
 
+    per_rollout = True
+
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float]:
         return [self.score(rollout.response.encode()) for rollout in group]
 

@@ -112,3 +112,14 @@ async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices
 def are_started(rewards: Sequence[WeightedReward]) -> bool:
     """Whether one of them has a `start`, and may ask for a limiter there."""
     return any(hasattr(reward.reward, "start") for reward in rewards)
+
+
+def may_move(rewards: Sequence[WeightedReward]) -> bool:
+    """Whether any process may score a rollout: each score depends on its rollout only (`per_rollout`), and no reward
+    holds anything over the run, for which it would have a `start` or an `aclose`.
+    """
+    return all(
+        getattr(reward.reward, "per_rollout", False)
+        and not (hasattr(reward.reward, "start") or hasattr(reward.reward, "aclose"))
+        for reward in rewards
+    )
