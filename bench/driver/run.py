@@ -29,12 +29,12 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 if TYPE_CHECKING:
     from ramet.policy.batching.train_batch import TrainBatch
@@ -50,6 +50,7 @@ PARTS = ("groups", "metrics", "rows", "advantages", "pack", "record")  # in the 
 CONSUMERS = 4  # processes, which are several ranks each
 FIRST_TOKENS = 20
 GB = 2.0**30
+T = TypeVar("T")
 
 
 def groups_of(n_rollouts: int, n_tokens: int) -> Iterator[Group]:
@@ -106,6 +107,15 @@ def scorer() -> Scorer:
     return Scorer([WeightedReward(name="parity", plugin="bench", reward=reward)])
 
 
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine does. `asyncio.run` would write its result, all of the groups, as a text at the end."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
 def work(driver: Connection, side: str, n_rollouts: int, n_tokens: int, ranks: int) -> None:
     """Do what all rollout workers do for a step, and then what a rank does to read the rows."""
     from ramet.cluster.ray.played_groups import scores_of
@@ -119,7 +129,7 @@ def work(driver: Connection, side: str, n_rollouts: int, n_tokens: int, ranks: i
         sent: Group = group
         if side == "scored":
             began = time.process_time()
-            scores = scores_of(asyncio.run(scorer().score(group)))
+            scores = scores_of(run(scorer().score(group)))
             sent = replace(counted(group, FIRST_TOKENS), scores=scores)
             scored_s += time.process_time() - began
         driver.send_bytes(pickle.dumps(sent, protocol=5))
@@ -150,7 +160,7 @@ def read_by(ranks: int, packed: bytes, buffers: list[pickle.PickleBuffer]) -> di
     The rows are in a file of shared memory, as in an object store: ranks of a node see one copy.
     """
     with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
-        sizes = [file.write(part) for part in (packed, *(buffer.raw() for buffer in buffers))]
+        sizes = [file.write(part) for part in map(memoryview, (packed, *buffers))]
         file.flush()
         context = multiprocessing.get_context("spawn")
         with context.Pool(CONSUMERS) as pool:
@@ -213,7 +223,7 @@ def measure(side: str, n_rollouts: int, n_tokens: int, ranks: int, write: bool) 
     with spent.part("groups"):
         played_groups = [pickle.loads(workers.recv_bytes()) for _ in range(n_rollouts // GROUP)]
     with spent.part("metrics"):
-        groups, metrics = asyncio.run(scored(played_groups))
+        groups, metrics = run(scored(played_groups))
     made = side in ("workers", "scored")
     batch, elsewhere, advantages = (
         in_workers(workers, groups, spent) if made else in_driver(workers, groups, side, spent)
@@ -223,7 +233,7 @@ def measure(side: str, n_rollouts: int, n_tokens: int, ranks: int, write: bool) 
     with spent.part("record"):
         records = step_records(1, played, batch)
         pickle.dumps([to_record(GroupPlace(0, i), record, made=made) for i, record in enumerate(records)])
-    run = {
+    result = {
         "side": side,
         "rollouts": n_rollouts,
         "tokens": n_tokens,
@@ -236,8 +246,8 @@ def measure(side: str, n_rollouts: int, n_tokens: int, ranks: int, write: bool) 
     if write:
         with tempfile.TemporaryDirectory() as folder, spent.part("write"):
             record_step(Path(folder), 1, played, batch)
-            run["record_gb"] = record_path(Path(folder), 1).stat().st_size / GB
-    return run
+            result["record_gb"] = record_path(Path(folder), 1).stat().st_size / GB
+    return result
 
 
 async def scored(groups: list[Group]) -> tuple[list[ScoredGroup], dict[str, float]]:

@@ -121,9 +121,11 @@ def test_a_run_whose_driver_is_killed_in_the_update_and_stopped_later_ends_as_on
     assert "(raylet)" not in ended.err + ended.out
     assert ended.err.splitlines()[-1] == "stopped by SIGTERM"
     assert left_by(ended) == []
-    ended = train("ray", "cluster=ray")
+    (scorers := tmp_path / "scorers").mkdir()
+    ended = train("ray", "cluster=ray", E2E_SCORERS=str(scorers))
     assert ended.code == 0, ended.err
     assert left_by(ended) == []
+    assert {int(path.name) for path in scorers.iterdir()} - {ended.pid}, "the driver scores validations only"
     assert outcome(tmp_path / "ray") == outcome(tmp_path / "local")
 
 

@@ -30,7 +30,7 @@ from ray import cloudpickle
 from ramet.algorithms.advantages.config import GrpoConfig
 from ramet.algorithms.advantages.grpo import Grpo
 from ramet.cluster.counts import Counts
-from ramet.cluster.ray import health_monitor, rollout_workers, rollouts
+from ramet.cluster.ray import group_parts, health_monitor, rollout_workers, rollouts
 from ramet.cluster.ray.actor_base import SAVE, Actor, in_group, two_results
 from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.backend import RayBackend
@@ -458,6 +458,46 @@ def test_the_driver_of_groups_that_workers_score_has_no_tokens_and_the_same_reco
         assert not rollouts.parts._played and not rollouts.parts._learned
 
     with_rollouts(work)
+
+
+def test_groups_that_are_lost_with_their_node_are_masked_and_have_no_rows(shared, tmp_path, monkeypatch):
+    async def work(rollouts: RayRollouts) -> None:
+        plan = replace(PLAN, recorded=True, scored=True)
+        kept = await rollouts.run(RolloutRequest(tasks=tasks("short-n0", "short-n1"), step=1, plan=plan))
+        records = [GroupRecord(step=1, group=await in_driver().score(group)) for group in kept]
+        worker = rollouts.parts._played[id(kept[0].rollouts[0].stats)].worker
+        lost = WorkerLost("rollout worker 0 is lost")
+        monkeypatch.setattr(worker, "call", failing(worker.call, {"learn_groups": lost, "write_part": lost}))
+        monkeypatch.setattr(group_parts, "fetched", nothing)
+        _, learned = await rollouts.parts.learn(ESTIMATOR, [to_learn(one, i) for i, one in enumerate(records)])
+        await rollouts.recorder(tmp_path / "step_000001", records)
+        monkeypatch.undo()
+        first, second = read_records(tmp_path / "step_000001")
+        n_lost = 2 if first.group.valid == second.group.valid == () else 1  # both may have run on one worker
+        assert [group.n_rows for group in learned] == [0, 4 * (2 - n_lost)]
+        assert {one.rollout.fault for one in first.group.rollouts} == {group_parts.LOST} and not first.advantages
+
+    def nothing(parts: Any) -> Any:
+        raise PartLost("groups are lost with their node")
+
+    shared.do(work)
+
+
+def test_groups_that_are_lost_before_a_step_has_all_are_run_again_and_counted_once(shared, monkeypatch):
+    lost = iter([True, False, False, False])  # of two groups, twice: only the first, once
+
+    async def work(rollouts: RayRollouts) -> None:
+        await rollouts.metrics()
+        monkeypatch.setattr(RayRollouts, "_are_lost", lambda *_: asyncio.sleep(0, next(lost)))
+        heard: list[Group] = []
+        plan = replace(PLAN, recorded=True, scored=True)
+        request = RolloutRequest(tasks=tasks("short-o0", "short-o1"), step=1, plan=plan)
+        groups = await rollouts.run(request, on_group=heard.append)
+        assert [group.task.id for group in groups] == ["short-o0", "short-o1"]
+        assert sorted(group.task.id for group in heard) == ["short-o0", "short-o0", "short-o1"]
+        assert (await rollouts.metrics())["rollout/rollouts"] == 8
+
+    shared.do(work)
 
 
 def rewarded(group: Group, number: int) -> GroupRecord:

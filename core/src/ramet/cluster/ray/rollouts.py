@@ -182,7 +182,7 @@ class RayRollouts:
         try:
             if request.plan.scored:
                 counted, store = await worker.call(timeout, RolloutActor.run_counted_groups, request)
-                groups = list(counted)
+                groups: list[Group] = list(counted)
             else:
                 groups = await worker.call(timeout, RolloutActor.run_groups, request)
         except InfraError as error:
