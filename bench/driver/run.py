@@ -160,7 +160,7 @@ def read_by(ranks: int, packed: bytes, buffers: list[pickle.PickleBuffer]) -> di
     The rows are in a file of shared memory, as in an object store: ranks of a node see one copy.
     """
     with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
-        sizes = [file.write(part) for part in map(memoryview, (packed, *buffers))]
+        sizes = [file.write(part) for part in (packed, *(bytes(buffer) for buffer in buffers))]
         file.flush()
         context = multiprocessing.get_context("spawn")
         with context.Pool(CONSUMERS) as pool:
