@@ -43,12 +43,12 @@ PURE = per_rollout(lambda rollout: float(len(rollout.segments)))
         ([PURE], True),
         ([PURE, PURE], True),
         ([PURE, Compares()], False),
-        ([HasAClient()], False),
+        ([PURE, HasAClient()], True),
         ([IsStarted()], False),
         ([EnvironmentReward()], False),  # it notes over the run whether turns have rewards
     ],
 )
-def test_only_rewards_of_single_rollouts_that_have_nothing_over_the_run_may_be_asked_anywhere(
+def test_only_rewards_of_single_rollouts_that_share_nothing_over_the_run_may_be_asked_anywhere(
     rewards: list[Reward], expected: bool
 ) -> None:
     assert may_move([WeightedReward(name="r", plugin="p", reward=reward) for reward in rewards]) is expected

@@ -116,10 +116,6 @@ def are_started(rewards: Sequence[WeightedReward]) -> bool:
 
 def may_move(rewards: Sequence[WeightedReward]) -> bool:
     """Whether any process may score a rollout: each score depends on its rollout only (`per_rollout`), and no reward
-    holds anything over the run, for which it would have a `start` or an `aclose`.
+    has a `start`, in which it would get what it shares over the run.
     """
-    return all(
-        getattr(reward.reward, "per_rollout", False)
-        and not (hasattr(reward.reward, "start") or hasattr(reward.reward, "aclose"))
-        for reward in rewards
-    )
+    return not are_started(rewards) and all(getattr(reward.reward, "per_rollout", False) for reward in rewards)

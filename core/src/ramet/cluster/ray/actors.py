@@ -95,8 +95,9 @@ class RolloutActor(Actor):
         return [counted(group, self.first_tokens) for group in groups], groups
 
     async def score_groups(self, ticket: int) -> list[dict[str, RolloutScore]]:
-        """Return the scores of all rollouts of each group, with rewards that were not started (`may_move`)."""
-        return await self.played.score(ticket, self.components.scorer)
+        """Return the scores of all rollouts of each group, with rewards that need no start (`may_move`)."""
+        self.scorer = self.components.scorer
+        return await self.played.score(ticket, self.scorer)
 
     @in_group(SAVE)
     def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:
