@@ -36,15 +36,18 @@ def test_an_arm_is_compared_by_its_first_crossing_of_the_mean_of_rls_last_valida
         stored("distill", 2, [[0, 0.2], [20, 0.6], [40, 0.6], [60, 0.78]]),  # never; 0.76 after 57.8
     ]
     found = bench.compared(runs)
-    assert found["rl"]["to_1.0"]["ratios"] == [1, 1]
+    assert found["distill"]["curve"] == {0: 0.2, 20: 0.7, 40: 0.8, 60: 0.74}
+    assert found["rl"]["to_1.0"]["over_rl"]["seeds"] == {1: 1, 2: 1}
     assert found["distill"]["to_1.0"]["rollouts"] == {1: pytest.approx(30), 2: None}
-    assert found["distill"]["to_1.0"]["ratios"] == [pytest.approx(30 / 250)]
-    assert found["distill"]["to_0.95"]["ratios"] == pytest.approx([25.5 / 227.5, (40 + 20 * 0.16 / 0.18) / 160])
+    assert found["distill"]["to_1.0"]["over_rl"]["seeds"] == {1: 0.12}
+    needed = found["distill"]["to_0.95"]["over_rl"]["seeds"]
+    assert needed == pytest.approx({1: 25.5 / 227.5, 2: (40 + 20 * 0.16 / 0.18) / 160}, abs=1e-3)
     assert found["distill"]["accuracy"] == {1: 0.8333, 2: 0.66}
 
 
 def test_the_interval_is_that_of_the_logarithms(bench: ModuleType) -> None:
     # Means and half of 1, 2 and 4: log 2 ± 4.303 log 2 / sqrt 3.
-    mean, low, high = bench.geometric([1.0, 2.0, 4.0])
-    assert (mean, low, high) == pytest.approx((2, 2 ** (1 - 4.3027 / 3**0.5), 2 ** (1 + 4.3027 / 3**0.5)), rel=1e-4)
-    assert bench.geometric([]) is None
+    found = bench.ratio({1: 10.0, 2: 40.0, 3: 80.0, 4: None}, {1: 10.0, 2: 20.0, 3: 20.0, 4: 20.0})
+    ends = (2, 2 ** (1 - 4.3027 / 3**0.5), 2 ** (1 + 4.3027 / 3**0.5))
+    assert (found["mean"], found["low"], found["high"]) == pytest.approx(ends, abs=1e-3)
+    assert bench.ratio({1: None}, {1: 20.0}) == {"seeds": {}}

@@ -42,6 +42,7 @@ from ramet_benchmarks.branching.compare import Interval
 SEEDS, TEACHER = (1, 2, 3), 9
 LAST, SAMPLES = 3, 2  # validations whose mean is an arm's accuracy; rollouts of a question in a validation
 LEVELS = (1.0, 0.95)  # of RL's accuracy
+CONTROLS = ("rl", "rl_small")
 ROLLOUTS, TOKENS = "rollout/rollouts", "rollout/executed_sampled_tokens"
 KEPT = (ROLLOUTS, TOKENS, "reward/mean", "advantage/teacher_kl", "advantage/feedback_share", "train/optimizer_steps")
 SMALL = ["train.steps=40", "train.minibatches=1", "train.eval_every=4", "policy.lr=5e-4"]  # 24 rollouts a step
@@ -60,10 +61,11 @@ def main() -> None:
     if options.collect:
         collect(options.work)
         return
-    for seed in (TEACHER, *options.seeds):
-        teach(options.work, seed)
-    train(options.work, "rl", TEACHER, LONGER)
+    if "distill" in options.arms:
+        teach(options.work, TEACHER)
+        train(options.work, "rl", TEACHER, LONGER)
     for seed in options.seeds:
+        teach(options.work, seed)
         for arm in options.arms:
             train(options.work, arm, seed, ARMS[arm])
 
@@ -152,31 +154,45 @@ def last_accuracy(run: Mapping[str, Any]) -> float:
 
 
 def compared(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Arm -> its numbers by seed, and what it needed for each level over what `rl` needed, with an interval."""
-    rl = {run["seed"]: run for run in runs if run["arm"] == "rl"}
-    found: dict[str, Any] = {}
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        own = {run["seed"]: run for run in runs if run["arm"] == arm and run["seed"] in rl}
-        found[arm] = {
+    """Arm -> its numbers by seed, and what it needed for each level, also over what RL needed in the same seed."""
+    by_arm: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for run in runs:
+        by_arm.setdefault(run["arm"], {})[run["seed"]] = run
+    found: dict[str, dict[str, Any]] = {
+        arm: {
             "rollouts": {seed: run["valid"][-1][0] for seed, run in own.items()},
             "accuracy_before": {seed: run["valid"][0][1] for seed, run in own.items()},
             "accuracy": {seed: last_accuracy(run) for seed, run in own.items()},
+            "curve": _mean_curve([run["valid"] for run in own.values()]),
         }
-        for level in LEVELS:
-            targets = {seed: level * last_accuracy(rl[seed]) for seed in own}
-            needed = {seed: rollouts_to(targets[seed], run["valid"]) for seed, run in own.items()}
-            by_rl = {seed: rollouts_to(targets[seed], rl[seed]["valid"]) for seed in own}
-            ratios = [mine / rls for seed in own if (mine := needed[seed]) and (rls := by_rl[seed])]
-            found[arm][f"to_{level}"] = {"rollouts": needed, "ratios": ratios, "mean": geometric(ratios)}
+        for arm, own in by_arm.items()
+    }
+    for level in LEVELS:
+        targets = {seed: level * last_accuracy(run) for seed, run in by_arm["rl"].items()}
+        needed = {
+            arm: {seed: rollouts_to(target, own[seed]["valid"]) for seed, target in targets.items() if seed in own}
+            for arm, own in by_arm.items()
+        }
+        for arm in found:
+            over = {f"over_{control}": ratio(needed[arm], needed[control]) for control in CONTROLS if control in needed}
+            found[arm][f"to_{level}"] = {"rollouts": needed[arm], **over}
     return found
 
 
-def geometric(ratios: Sequence[float]) -> tuple[float, float, float] | None:
-    """Geometric mean, and the ends of its 95 % interval (Student's t of the logarithms); None without a ratio."""
+def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> dict[float, float]:
+    """Rollouts -> accuracy, the mean over seeds, which are validated after the same rollouts."""
+    return {points[0][0]: round(fmean(accuracy for _, accuracy in points), 4) for points in zip(*curves, strict=True)}
+
+
+def ratio(arm: Mapping[int, float | None], control: Mapping[int, float | None]) -> dict[str, Any]:
+    """`seeds`: arm over control in the seeds in which both reached it; their geometric `mean`, with a 95 % interval."""
+    pairs = {seed: (arm[seed], control[seed]) for seed in arm if seed in control}
+    ratios = {seed: own / other for seed, (own, other) in pairs.items() if own and other}
     if not ratios:
-        return None
-    found = Interval.of([math.log(ratio) for ratio in ratios])
-    return math.exp(found.mean), math.exp(found.mean - found.half), math.exp(found.mean + found.half)
+        return {"seeds": {}}
+    logs = Interval.of([math.log(one) for one in ratios.values()])
+    mean, low, high = (round(math.exp(logs.mean + sign * logs.half), 3) for sign in (0, -1, 1))
+    return {"seeds": {seed: round(one, 3) for seed, one in ratios.items()}, "mean": mean, "low": low, "high": high}
 
 
 def collect(work: Path) -> None:
