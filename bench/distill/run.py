@@ -44,7 +44,10 @@ LAST, SAMPLES = 3, 2  # validations whose mean is an arm's accuracy; rollouts of
 LEVELS = (1.0, 0.95)  # of RL's accuracy
 CONTROLS = ("rl", "rl_small")
 ROLLOUTS, TOKENS = "rollout/rollouts", "rollout/executed_sampled_tokens"
-KEPT = (ROLLOUTS, TOKENS, "reward/mean", "advantage/teacher_kl", "advantage/feedback_share", "train/optimizer_steps")
+KEPT = (
+    ROLLOUTS, TOKENS, "reward/mean", "train/optimizer_steps", "advantage/teacher_kl", "advantage/hindsight_kl",
+    "advantage/feedback_share",
+)  # fmt: skip
 SMALL = ["train.steps=40", "train.minibatches=1", "train.eval_every=4", "policy.lr=5e-4"]  # 24 rollouts a step
 ARMS = {
     "rl": ["train.eval_every=2"],
