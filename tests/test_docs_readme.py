@@ -12,6 +12,8 @@ import pytest
 
 from ramet.cli import main
 from ramet.cli.commands import COMMANDS
+from ramet.plugins.extensions import COMMANDS as ADDED
+from ramet.plugins.extensions import extensions
 from ramet.tracking.jsonl import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +41,8 @@ def test_the_front_page_stays_short() -> None:
 def test_every_command_exists_and_no_list_is_open_to_the_shell() -> None:
     """zsh takes an unquoted `[…]` for a pattern."""
     commands = [words(line)[1] for line in LINES if line.startswith("ramet ")]
-    assert {"train", "eval", "report", "play", "demo"} <= set(commands) <= set(COMMANDS)
+    assert {"train", "eval", "report", "play", "demo"} <= set(commands)
+    assert set(commands) <= {*COMMANDS, *(entry.name for entry in extensions(ADDED))}
     assert [line for line in LINES if re.search(r"(?<!['\w.])[\w.]+=\[", line)] == []
 
 

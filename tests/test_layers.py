@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ LAYERS = [
     {"cluster", "planning"},
     {
         "check",
-        "credit",
         "doctor",
         "evaluate",
         "export",
@@ -49,7 +49,6 @@ LAYERS = [
 ]
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 RELEASE = ROOT / "plugins" / "release" / "src" / "ramet_release"
-LEADERBOARD = ROOT / "plugins" / "benchmarks" / "src" / "ramet_benchmarks" / "branching"  # `ramet bench branching`
 HEAVY = {"accelerate", "aiohttp", "numpy", "ray", "torch", "transformers", "vllm"}
 AT_FIRST_USE = ("aiohttp", "core/src/ramet/helpers/http.py")  # its functions import it; test_import_hygiene
 
@@ -251,12 +250,30 @@ def test_nothing_of_the_core_and_of_other_plugins_mentions_the_released_schedule
     assert found == []
 
 
+def command_packages(plugin: Path) -> set[Path]:
+    """The folders with commands of a plugin that needs exactly the core's version, also if only for an extra.
+
+    They may import the core's jobs, as the core's own commands do: no version of one meets another version of the
+    other. Commands of other plugins keep the rule of all plugins.
+    """
+    project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
+    exact = re.compile(rf"ramet(\[\w+\])?=={re.escape(project['version'])}")
+    needs = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+    if not any(exact.fullmatch(need) for part in needs for need in part):
+        return set()
+    points = project["entry-points"].get("ramet.commands", {}).values()
+    return {(plugin / "src").joinpath(*point.partition(":")[0].split(".")).parent for point in points}
+
+
+def test_two_plugins_have_packages_of_commands() -> None:
+    named = {f"{folder.parent.name}.{folder.name}" for plugin in PLUGINS for folder in command_packages(plugin)}
+    assert named == {"ramet_benchmarks.branching", "ramet_replay.credit", "ramet_replay.replay_test"}
+
+
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_imports_ramet_from_its_top_and_helpers_only_and_no_other_plugin(plugin: Path) -> None:
-    """`ramet_release` needs internals of the core: one file imports them. The leaderboard runs trainings, as the
-    commands of the core do, and is released together with it.
-    """
-    own = {path.name for path in (plugin / "src").iterdir()}
+    """`ramet_release` needs internals of the core: one file imports them. Packages of commands import the jobs."""
+    own, commands = {path.name for path in (plugin / "src").iterdir()}, command_packages(plugin)
     wrong = []
     for path in files(plugin / "src"):
         for found in imports_of(path):
@@ -264,7 +281,7 @@ def test_a_plugin_imports_ramet_from_its_top_and_helpers_only_and_no_other_plugi
             public = (
                 found.module in ("ramet", "ramet.helpers")
                 or path == RELEASE / "internals.py"
-                or LEADERBOARD == path.parent
+                or path.parent in commands
             )
             deeper = top == "ramet" and not public
             if deeper or (top.startswith("ramet_") and top not in own):

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 from ramet import Task, ToolCall, Untrusted, user_prompt
 from ramet.config.compose import compose
+from ramet.config.trust import trusting
 from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError
 from ramet.rollout.config import TagsConfig
@@ -118,7 +119,8 @@ def test_an_agents_trace_has_the_steps_of_the_other_and_its_problems_are_the_sam
 
 def test_the_agents_recipe_trains_as_the_built_in_one(load) -> None:
     real = load("real")
-    tags, agent = (compose([f"experiment={kind.recipe}"], job="train").config for kind in (real.BUILT_IN, real.AGENT))
+    with trusting((ROOT / "hydra_configs" / "experiment").glob("*.yaml")):  # Ramet may be installed from elsewhere
+        tags, agent = (compose([f"experiment={one.recipe}"], job="train").config for one in (real.BUILT_IN, real.AGENT))
     sections = ("run", "branch_policy", "advantage", "policy_loss", "train", "policy", "rewards", "engine")
     assert [name for name in sections if getattr(tags, name) != getattr(agent, name)] == []
     assert tags.rollout.group_size == agent.rollout.group_size

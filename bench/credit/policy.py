@@ -55,7 +55,7 @@ class Right:
 
 
 class PlantedRollouts:
-    """The rollout side over the planted policy: what `ramet.credit.measure` asks of it."""
+    """The rollout side over the planted policy: what `ramet_replay.credit.measure` asks of it."""
 
     def __init__(self, tasks: Sequence[PlantedTask], encoder: Encoder, branch_policy: Any, group_size: int) -> None:
         self.worker = RolloutWorker(

@@ -29,9 +29,6 @@ from credit.ranks import correlation
 from credit.tasks import KINDS, PlantedTask, make_tasks
 from harness import measured, print_table, write_results
 
-from ramet.credit.files import CONFIG, MeasuredPoint, PointFile
-from ramet.credit.measure import credit_rows, measure
-from ramet.credit.points import choose
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.branching.tree_expansion import TreeExpansion
@@ -40,6 +37,9 @@ from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward
 from ramet.testing.doubles import tiny_encoder
+from ramet_replay.credit.files import CONFIG, MeasuredPoint, PointFile
+from ramet_replay.credit.measure import credit_rows, measure
+from ramet_replay.credit.points import choose
 
 GROUP, SEED = 16, 1
 FOREST: dict[str, Callable[[], Any]] = {"chains": NoBranching, "trees": lambda: TreeExpansion(TreeExpansionConfig())}

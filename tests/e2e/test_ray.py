@@ -56,7 +56,17 @@ class Command:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    kept = ("step", "reward/", "group/", "train/", "critic/", "valid/")
+    kept = (
+        "step",
+        "reward/",
+        "group/",
+        "train/",
+        "critic/",
+        "valid/",
+        "rollout/stop/",
+        "rollout/turns",
+        "rollout/tool",
+    )
     return [
         {k: v for k, v in json.loads(line).items() if k.startswith(kept) and not k.endswith(("_s", "_per_s"))}
         for line in (folder / "metrics.jsonl").read_text().splitlines()
@@ -96,7 +106,7 @@ def train(ramet, workspace, tmp_path):
 
 
 def test_a_run_whose_driver_is_killed_in_the_update_and_stopped_later_ends_as_one_in_a_single_process(train, tmp_path):
-    """F1, F20, F28."""
+    """F1, F20, F28. The workers score their groups and make their rows: the driver has no tokens."""
     assert train("local").code == 0
     struck = tmp_path / "struck"
     ended = train("ray", "cluster=ray", E2E_KILL_DRIVER=f"3:{struck}")
@@ -111,9 +121,11 @@ def test_a_run_whose_driver_is_killed_in_the_update_and_stopped_later_ends_as_on
     assert "(raylet)" not in ended.err + ended.out
     assert ended.err.splitlines()[-1] == "stopped by SIGTERM"
     assert left_by(ended) == []
-    ended = train("ray", "cluster=ray")
+    (scorers := tmp_path / "scorers").mkdir()
+    ended = train("ray", "cluster=ray", E2E_SCORERS=str(scorers))
     assert ended.code == 0, ended.err
     assert left_by(ended) == []
+    assert {int(path.name) for path in scorers.iterdir()} - {ended.pid}, "the driver scores validations only"
     assert outcome(tmp_path / "ray") == outcome(tmp_path / "local")
 
 

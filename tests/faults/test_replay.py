@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def test_a_replay_never_writes_into_a_run(small):
     with pytest.raises(RametError, match=re.escape("run.name=small: there is a run already; a replay needs another")):
         run(small, ["run.name=small"])
     assert files(small / "rollouts") == before
+
+
+def test_code_that_a_run_names_is_trusted_first(workspace, small, tmp_path):
+    given, reward = shutil.copytree(small, tmp_path / "given"), tmp_path / "reward.py"
+    reward.write_text("def compute_score(rollout): return 1.0")
+    with (given / "overrides.txt").open("a") as overrides:
+        overrides.write(f"rewards=[custom]\nrewards.custom.params.path={reward}\n")
+    with pytest.raises(ConfigErrors, match=r"rewards\.custom\.params\.path.*--trust-recipe .*/given/overrides\.txt"):
+        run(given, ["run.name=given_again"])
+    assert not (workspace.runs / "given_again").exists()
 
 
 def test_what_cannot_be_replayed_is_said(workspace, small, tmp_path, capsys):

@@ -25,7 +25,7 @@ TIMEOUT_S = 120
 
 def test_the_first_word_is_a_command() -> None:
     assert candidates(["pl"]) == ["play", "plugins"]
-    assert candidates([""]) == list(COMMANDS)
+    assert candidates([""])[: len(COMMANDS)] == list(COMMANDS)  # those of installed packages follow
     assert candidates(["--v"]) == ["--version"]
     assert candidates(["no-such-command", ""]) == []
 

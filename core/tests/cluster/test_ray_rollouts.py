@@ -30,8 +30,8 @@ from ray import cloudpickle
 from ramet.algorithms.advantages.config import GrpoConfig
 from ramet.algorithms.advantages.grpo import Grpo
 from ramet.cluster.counts import Counts
-from ramet.cluster.ray import health_monitor, rollout_workers, rollouts
-from ramet.cluster.ray.actor_base import SAVE, Actor, in_group
+from ramet.cluster.ray import group_parts, health_monitor, rollout_workers, rollouts
+from ramet.cluster.ray.actor_base import SAVE, Actor, in_group, two_results
 from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.played_groups import (
@@ -54,11 +54,12 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.policy.advantages import GroupToLearn, learn_group, recorded_advantages
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.rollout.metrics import CountedGroup, counted
 from ramet.rollout.plan import GrantedGroup, RolloutPlan, RolloutRequest
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.record import INDEX, GroupRecord, read_records, record_line
 from ramet.rollout.record_files import recorded_files
-from ramet.rollout.scoring import ScoredGroup, ScoredRollout, score_of
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward, score_of
 from ramet.types import (
     AdvantageEstimator,
     AdvantageInputs,
@@ -66,10 +67,12 @@ from ramet.types import (
     Group,
     Origin,
     Rollout,
+    RolloutScore,
     Segment,
     SegmentKind,
     StopReason,
     Task,
+    per_rollout,
 )
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
@@ -85,6 +88,19 @@ class Weighed(Grpo):
 
 
 ESTIMATOR = cast(AdvantageEstimator, Weighed(GrpoConfig()))
+
+
+class ByNumber:
+    """A reward; kills its process where the file `strike` is, which it takes away."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
+    def __call__(self, rollout: Rollout) -> float:
+        if self.folder is not None and (strike := self.folder / "strike").exists():
+            strike.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(int(rollout.id) % 3)
 
 
 class Stub(Actor):
@@ -109,6 +125,15 @@ class Stub(Actor):
         if request.ticket is not None:
             self.played.keep(request.ticket, groups)
         return groups
+
+    @two_results
+    async def run_counted_groups(self, request: RolloutRequest) -> tuple[list[CountedGroup], Any]:
+        groups = await self.run_groups(request)
+        return [counted(group, 2) for group in groups], groups
+
+    async def score_groups(self, ticket: int) -> list[dict[str, RolloutScore]]:
+        scorer = Scorer([WeightedReward(name="r", plugin="stub", reward=per_rollout(ByNumber(self.folder)))])
+        return await self.played.score(ticket, scorer)
 
     @in_group(SAVE)
     def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:
@@ -386,6 +411,93 @@ def test_each_worker_makes_the_rows_of_its_groups_and_the_driver_those_of_one_th
 
     shared.do(work)
     assert not shared.rollouts.parts._played and not shared.rollouts.parts._learned, "a step leaves nothing here"
+
+
+def in_driver() -> Scorer:
+    return Scorer([WeightedReward(name="r", plugin="stub", reward=per_rollout(ByNumber()))])
+
+
+async def learned_and_recorded(rollouts: RayRollouts, groups: Sequence[Group], path: Path) -> None:
+    """What a step does with the groups that the rollouts gave; the driver's scorer leaves the workers' scores alone."""
+    scored = [await in_driver().score(group) for group in groups]
+    records = [GroupRecord(step=1, group=group) for group in scored]
+    batches, _ = await rollouts.parts.learn(ESTIMATOR, [to_learn(one, i) for i, one in enumerate(records)])
+    assert sum(len(part) for part in fetched(batches)) == len(groups)
+    await rollouts.recorder(path, records)
+
+
+@pytest.mark.parametrize("lost", ["none", "while_scoring", "before_rows"])
+def test_the_driver_of_groups_that_workers_score_has_no_tokens_and_the_same_record_and_metrics(
+    with_rollouts, tmp_path, lost
+):
+    """Also where a worker dies: the complete groups are in the object store of its node."""
+
+    async def work(rollouts: RayRollouts) -> None:
+        asked = RolloutRequest(tasks=tasks("short-s0", "short-s1"), step=1, plan=replace(PLAN, recorded=True))
+        complete = await rollouts.run(asked)
+        expected = await rollouts.metrics()
+        await learned_and_recorded(rollouts, complete, tmp_path / "step_000001")
+        if lost == "while_scoring":
+            (tmp_path / "strike").touch()
+        heard: list[Group] = []
+        kept = await rollouts.run(replace(asked, plan=replace(asked.plan, scored=True)), on_group=heard.append)
+        assert {id(group) for group in heard} == {id(group) for group in kept}
+        if lost != "while_scoring":
+            assert not any(rollout.segments for group in kept for rollout in group.rollouts)
+            assert [list(group.scores) for group in kept] == [[r.id for r in group.rollouts] for group in complete]
+        if lost == "before_rows":
+            for worker in list(rollouts.workers.dispatcher.workers):
+                worker.kill()
+        found = await rollouts.metrics()
+        same = [name for name in expected if name.startswith("rollout/") and not name.endswith(("seconds", "restarts"))]
+        assert [(name, found[name]) for name in same] == [(name, expected[name]) for name in same]
+        await learned_and_recorded(rollouts, kept, tmp_path / "step_000002")
+        first, second = (b"".join(map(record_line, read_records(tmp_path / f"step_00000{n}"))) for n in (1, 2))
+        pid = re.compile(rb'"pid":[\d.]+')
+        assert pid.sub(b"", first) == pid.sub(b"", second)
+        assert not rollouts.parts._played and not rollouts.parts._learned
+
+    with_rollouts(work)
+
+
+def test_groups_that_are_lost_with_their_node_are_masked_and_have_no_rows(shared, tmp_path, monkeypatch):
+    async def work(rollouts: RayRollouts) -> None:
+        plan = replace(PLAN, recorded=True, scored=True)
+        kept = await rollouts.run(RolloutRequest(tasks=tasks("short-n0", "short-n1"), step=1, plan=plan))
+        records = [GroupRecord(step=1, group=await in_driver().score(group)) for group in kept]
+        worker = rollouts.parts._played[id(kept[0].rollouts[0].stats)].worker
+        lost = WorkerLost("rollout worker 0 is lost")
+        monkeypatch.setattr(worker, "call", failing(worker.call, {"learn_groups": lost, "write_part": lost}))
+        monkeypatch.setattr(group_parts, "fetched", nothing)
+        _, learned = await rollouts.parts.learn(ESTIMATOR, [to_learn(one, i) for i, one in enumerate(records)])
+        await rollouts.recorder(tmp_path / "step_000001", records)
+        monkeypatch.undo()
+        first, second = read_records(tmp_path / "step_000001")
+        n_lost = 2 if first.group.valid == second.group.valid == () else 1  # both may have run on one worker
+        assert [group.n_rows for group in learned] == [0, 4 * (2 - n_lost)]
+        assert {one.rollout.fault for one in first.group.rollouts} == {group_parts.LOST} and not first.advantages
+
+    def nothing(parts: Any) -> Any:
+        raise PartLost("groups are lost with their node")
+
+    shared.do(work)
+
+
+def test_groups_that_are_lost_before_a_step_has_all_are_run_again_and_counted_once(shared, monkeypatch):
+    lost = iter([True, False, False, False])  # of two groups, twice: only the first, once
+
+    async def work(rollouts: RayRollouts) -> None:
+        await rollouts.metrics()
+        monkeypatch.setattr(RayRollouts, "_are_lost", lambda *_: asyncio.sleep(0, next(lost)))
+        heard: list[Group] = []
+        plan = replace(PLAN, recorded=True, scored=True)
+        request = RolloutRequest(tasks=tasks("short-o0", "short-o1"), step=1, plan=plan)
+        groups = await rollouts.run(request, on_group=heard.append)
+        assert [group.task.id for group in groups] == ["short-o0", "short-o1"]
+        assert sorted(group.task.id for group in heard) == ["short-o0", "short-o0", "short-o1"]
+        assert (await rollouts.metrics())["rollout/rollouts"] == 8
+
+    shared.do(work)
 
 
 def rewarded(group: Group, number: int) -> GroupRecord:

@@ -10,6 +10,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.schema import Config
+from ramet.plugins import extensions
 from ramet.tracking.trackers import check_trackers, make_trackers
 from ramet.types import TrackedRun
 
@@ -27,6 +28,11 @@ def ledger(arguments):
 def fails(arguments):
     """Look something up that is not there."""
     return {}[arguments[0]]
+
+
+def needs_torch(arguments):
+    """Run a model."""
+    raise ModuleNotFoundError("No module named 'torch'", name="torch.nn")
 
 
 def leaves(arguments):
@@ -101,6 +107,26 @@ def test_a_command_of_a_plugin_that_fails_is_named_with_its_package(
     )
 
 
+def test_a_package_that_an_extra_of_the_core_brings_is_named_for_a_command_of_a_plugin_too(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("ramet-ledger", commands={"needs": "ledger_plugin:needs_torch"})
+    assert main(["needs"]) == 1
+    assert "install it with: pip install 'ramet[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("credit", "ramet-replay[train]"), ("test", "ramet-replay[train]"), ("bench", "ramet-benchmarks[branching]")],
+)
+def test_a_command_of_a_package_that_is_absent_names_it(
+    name: str, package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extensions, "entry_points", lambda group: ())
+    assert main([name, "runs/first"]) == 1
+    assert f"error: no command '{name}'. It is in a package: pip install '{package}'. " in capsys.readouterr().err
+
+
 def test_a_command_of_a_plugin_may_leave_as_argparse_does(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install("ramet-ledger", commands={"leaves": "ledger_plugin:leaves"})
     assert main(["leaves", "--help"]) == 0
@@ -150,7 +176,7 @@ def test_a_mistyped_command_is_told_with_those_of_plugins(install: Install, caps
     assert main(["legder"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: no command 'legder'. Did you mean 'ledger'? Commands: train, sft, eval, ")
-    assert error.endswith(", ledger\n")
+    assert ", ledger" in error
 
 
 def chosen(*trackers: str) -> Config:

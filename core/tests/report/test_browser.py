@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ramet.credit.files import folder_of, write_credit
+from ramet.io.json_lines import json_line
+from ramet.report.credit import CREDIT, credit_folder
 from ramet.report.html import write_report
 from ramet.rollout.record import read_records
 from ramet.rollout.record_files import recorded_files
@@ -53,7 +54,9 @@ def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
 def test_what_turns_were_worth_is_shown_at_them(run: Path, open_page: Callable[..., Any]) -> None:
     first = next(read_records(recorded_files(run)[0].path))
     worth = {"mean": 0.5, "low": 0.25, "high": 0.75}
-    write_credit(folder_of(run), [{"rollout": f"{first.step}/0/0", "turn": 0, "worth": worth}])
+    credit_folder(run).mkdir()
+    row = {"rollout": f"{first.step}/0/0", "turn": 0, "worth": worth}
+    (credit_folder(run) / CREDIT).write_bytes(json_line(row))
     shown = open_page(write_report(run), f"#s{first.step}/g0").html.text
     assert shown.count("worth +0.5 (95 % interval +0.25 to +0.75)") == 1
 

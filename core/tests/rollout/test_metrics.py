@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pickle
 from array import array
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from ramet.rollout.metrics import RolloutMetrics
+from ramet.rollout.metrics import RolloutMetrics, counted
 from ramet.rollout.tools.stats import ToolStats, percentile
 from ramet.types import CallStatus, Fault, Group, Origin, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
 
@@ -70,6 +72,28 @@ def test_shared_work_counts_once_as_executed_and_per_rollout_as_logical() -> Non
         "rollout_seconds_mean": 1.5,
     }
     assert {name: found[f"rollout/{name}"] for name in expected} == pytest.approx(expected)
+
+
+def test_groups_that_another_process_has_counted_give_the_same_metrics_without_their_tokens() -> None:
+    def group(entropy: float, task: str) -> Group:
+        segments = (turn(0, [entropy] * 4), turn(1, [2.0] * 300))
+        stats = {"seconds": entropy, "step/x": entropy, "step_turns/x": 2.0}
+        rollout = Rollout(
+            id="0", task=TASK, segments=segments, stop=StopReason.ANSWER, tool_calls=(call(0), call(1)),
+            answer=task * 1000, turn_rewards=(0.0,) * 100, stats=stats,
+        )  # fmt: skip
+        fork = replace(rollout, id="0.0", parent="0", fork_turn=1, n_shared=1, segments=(segments[0], turn(1, [1.0])))
+        return Group(task=TASK, rollouts=(rollout, fork), n_unused=1)
+
+    complete, by_counts = RolloutMetrics(first_tokens=2), RolloutMetrics(first_tokens=2)
+    groups = [group(1.0, "a"), group(3.0, "b")]
+    packed = [pickle.dumps(counted(one, 2)) for one in groups]
+    for one, sent in zip(groups, packed, strict=True):
+        complete.add(one)
+        by_counts.add(pickle.loads(sent))
+    assert by_counts.take() == complete.take()
+    assert max(map(len, packed)) < 3000 < min(len(pickle.dumps(one)) for one in groups)
+    assert all(rollout.tool_calls for rollout in pickle.loads(packed[0]).rollouts)
 
 
 def test_metrics_begin_anew_and_are_empty_without_rollouts() -> None:

@@ -54,6 +54,15 @@ class WithFile:
         return {"path": self.path}
 
 
+def test_a_teachers_folder_is_recorded(tmp_path: Path, resolved: Callable[..., Resolved]):
+    made, found = resolved(), []
+    made.config.train.teacher = str(tmp_path)
+    for text in ("first", "second"):
+        (tmp_path / "config.json").write_text(text)
+        found.append(make_manifest(made).files["train.teacher"])
+    assert found[0] != found[1]
+
+
 def test_files_that_options_of_components_name_are_recorded(tmp_path: Path, resolved: Callable[..., Resolved]):
     file = tmp_path / "reward.py"
     found = []

@@ -159,6 +159,11 @@ def test_a_killed_run_continues_with_the_outcomes_that_it_would_have_had(
     assert replay.run(whole, ["run.name=again"]).difference == 0
 
 
+def test_a_pass_over_the_data_counts_the_tasks_that_steps_draw(train: Callable[..., Path]) -> None:
+    passed = train("pass", "train.steps=null", "train.budget=random", "train.budget_tasks=3")
+    assert [step["step"] for step in metrics(passed)][-1] == 2  # of 6 tasks
+
+
 def test_the_groups_of_a_task_in_a_step_are_numbered_on_and_seen_by_the_next_answer(train: Callable[..., Path]) -> None:
     found = bits(train("halves", "branch_policy=halves", "train.steps=1"))
     first, second = found["step_000001.jsonl.gz"]

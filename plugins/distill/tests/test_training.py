@@ -45,9 +45,9 @@ def register_rewards(register):
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "ramet_three_turns.py").write_text(PLUGIN)
+    (tmp_path / "modules" / "ramet_lettered_turns.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    monkeypatch.setenv("RAMET_PLUGINS", "ramet_three_turns")
+    monkeypatch.setenv("RAMET_PLUGINS", "ramet_lettered_turns")
     load_plugins.cache_clear()
     model = make_tiny_model(tmp_path / "model", hidden=32, layers=2, heads=2, intermediate=64, initializer_range=0.2)
     data = tmp_path / "tasks.jsonl"

@@ -158,6 +158,8 @@ def _run(arguments: list[str]) -> int:
     except (RametError, OSError):
         raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and _missing_package(error) is not None:
+            raise
         raise PluginError(f"{entry}: {type(error).__name__}: {error}{raised_at(error)}") from error
     except SystemExit as system_exit:  # as argparse does, after its help or an error that it has printed
         if not isinstance(system_exit.code, int | None):

@@ -38,14 +38,12 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
     "algorithms": Command("list the presets of algorithm=, with paper and use", "algorithms:run"),
     "recipes": Command("list ready-made experiments, and what they need", "recipes:run"),
     "config": Command("print a configuration, or where a value comes from", "config:run"),
-    "test": Command("test an agent: run recorded rollouts again, and name what differs", "replay_test:run"),
     "check-logprobs": Command("compare the log-probabilities of engine and trainer", "check_logprobs:run"),
     "data": Command("check data files, and make training data of rollouts", "data:run"),
     "benchmarks": Command("list and validate benchmarks, and find them in training data", "benchmarks:run"),
     "runs": Command("list runs with their state, last reward and size, and remove old checkpoints", "runs:run"),
     "checkpoints": Command("list and verify a run's checkpoints", "checkpoints:run"),
     "compare": Command("compare evaluations task by task, or trainings", "results:run_compare"),
-    "credit": Command("measure what each tool call of recorded rollouts was worth", "credit:run"),
     "judge": Command("judge the stored rollouts of an evaluation", "results:run_judge"),
     "report": Command("write an HTML report of a run", "report:run"),
     "plugins": Command("list what is installed, and what failed to load", "plugin_list:run"),
@@ -59,6 +57,6 @@ COMMANDS: dict[str, JobCommand | Command] = JOBS | {
 GROUPS = {  # of `ramet --help`
     "run": ("train", "sft", "eval", "play", "gateway", "pipeline", "demo"),
     "inspect": ("runs", "report", "compare", "checkpoints", "data", "algorithms", "recipes", "benchmarks", "plugins"),
-    "check": ("doctor", "config", "test", "check-logprobs", "tool", "judge", "credit"),
+    "check": ("doctor", "config", "check-logprobs", "tool", "judge"),
     "make": ("export", "import", "migrate", "new", "tiny-model", "completion"),
 }

@@ -15,6 +15,8 @@ from ramet.cli.commands import COMMANDS
 from ramet.cli.terminal import Parser, asked_parser, say
 from ramet.config.sections import TRUST
 from ramet.errors import ConfigError, RametError
+from ramet.plugins.extensions import COMMANDS as ADDED
+from ramet.plugins.extensions import extensions
 
 WORDS = "--words"  # then the words after `ramet` up to the cursor, the last one unfinished
 JOB_OF = {"train": "train", "sft": "sft", "eval": "eval", "play": "play", "config": "train", "check-logprobs": "train",
@@ -98,7 +100,8 @@ def candidates(words: Sequence[str]) -> list[str]:
     """
     *before, current = words
     if not before:
-        first_words = [*COMMANDS, "--help", "--version", "--debug", TRUST]
+        added = [entry.name for entry in extensions(ADDED) if entry.name not in COMMANDS]
+        first_words = [*COMMANDS, *added, "--help", "--version", "--debug", TRUST]
         return [word for word in first_words if word.startswith(current) and (current or not word.startswith("-"))]
     name = before[0]
     if name not in COMMANDS:

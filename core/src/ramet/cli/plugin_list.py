@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from ramet.cli.terminal import Parser, say, text_table
 from ramet.config.catalog import make_catalog
 from ramet.plugins import PluginInfo, load_plugins
-from ramet.plugins.extensions import package_folders
+from ramet.plugins.extensions import COMMANDS, extensions, package_folders
 from ramet.plugins.registry import BUILTIN
 from ramet.plugins.sources import PRESETS, blocked_plugins
 
@@ -35,6 +35,7 @@ class Listed:
     info: PluginInfo
     presets: dict[str, list[str]]  # group -> names
     unusable: dict[str, str]  # group.name -> why its options cannot be typed
+    commands: list[str]
 
 
 def listing() -> list[Listed]:
@@ -44,12 +45,13 @@ def listing() -> list[Listed]:
     presets = {name: _presets(point.value) for name, point in points.items()} | {BUILTIN: _presets("ramet.conf")}
     loaded_names = {info.name for info in plugins.infos}
     only_presets = [_without_code(point) for name, point in sorted(points.items()) if name not in loaded_names]
-    components = make_catalog(plugins).components
+    components, commands = make_catalog(plugins).components, extensions(COMMANDS)
     listed = []
     for info in [*plugins.infos, *only_presets]:
         unusable = {f"{group}.{name}": str(components[group][name].unusable) for group, names in info.offers.items()
                     for name in names if components[group][name].unusable}  # fmt: skip
-        listed.append(Listed(info=info, presets=presets.get(info.name, {}), unusable=unusable))
+        added = [entry.name for entry in commands if entry.distribution == info.distribution]
+        listed.append(Listed(info=info, presets=presets.get(info.name, {}), unusable=unusable, commands=added))
     return listed
 
 
@@ -70,7 +72,11 @@ def _presets(package: str) -> dict[str, list[str]]:
 
 def as_json(listed: Sequence[Listed]) -> str:
     return json.dumps(
-        [asdict(entry.info) | {"presets": entry.presets, "unusable": entry.unusable} for entry in listed], indent=2
+        [
+            asdict(entry.info) | {"presets": entry.presets, "unusable": entry.unusable, "commands": entry.commands}
+            for entry in listed
+        ],
+        indent=2,
     )
 
 
@@ -83,6 +89,7 @@ def _row(entry: Listed) -> tuple[str, ...]:
     names = [f"{group}={'|'.join(presets)}" for group, presets in entry.presets.items()]
     parts = [f"{group}: {', '.join(offered)}" for group, offered in info.offers.items()]
     parts += [f"presets: {', '.join(names)}"] * bool(names)
+    parts += [f"commands: {', '.join(entry.commands)}"] * bool(entry.commands)
     parts += [f"UNUSABLE {where}: {reason}" for where, reason in entry.unusable.items()]
     parts += [f"SLOW {info.slow}"] * bool(info.slow)
     state = "; ".join(parts) or "nothing" if info.broken is None else "BROKEN " + " ".join(info.broken.split())

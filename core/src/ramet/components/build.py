@@ -112,3 +112,10 @@ async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices
 def are_started(rewards: Sequence[WeightedReward]) -> bool:
     """Whether one of them has a `start`, and may ask for a limiter there."""
     return any(hasattr(reward.reward, "start") for reward in rewards)
+
+
+def may_move(rewards: Sequence[WeightedReward]) -> bool:
+    """Whether any process may score a rollout: each score depends on its rollout only (`per_rollout`), and no reward
+    has a `start`, in which it would get what it shares over the run.
+    """
+    return not are_started(rewards) and all(getattr(reward.reward, "per_rollout", False) for reward in rewards)

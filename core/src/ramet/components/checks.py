@@ -164,7 +164,7 @@ def _budget(components: Components, config: Config) -> Iterator[str]:
     for key in ("staleness", "resample_rounds"):
         if value := getattr(train, key):
             yield f"{name}: needs train.{key}=0, got {value}; or set train.budget=uniform"
-    if (train.budget_tasks or train.tasks_per_step) < train.tasks_per_step:
+    if train.tasks_drawn < train.tasks_per_step:
         yield f"train.budget_tasks={train.budget_tasks}: at least train.tasks_per_step={train.tasks_per_step}"
     if train.budget is BudgetKind.CONTRAST_PER_SECOND and config.run.deterministic:
         yield f"{name}: reads clocks, so run.deterministic=true excludes it; set train.budget=contrast"

@@ -139,6 +139,15 @@ class TrainConfig:
         resume=SAFE
     )
 
+    @property
+    def tasks_drawn(self) -> int:
+        """Number of tasks that a step draws. With a step budget it may train on fewer of them."""
+        return self.budget_tasks or self.tasks_per_step
+
+    def total_steps(self, n_tasks: int) -> int:
+        """Return the run's number of steps: `steps`, or as many as one pass over its tasks has."""
+        return self.steps or max(1, n_tasks // self.tasks_drawn)
+
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:

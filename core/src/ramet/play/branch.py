@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ramet.check.recorded import PreparedTest, TestedGroup, prepare, weights_after
 from ramet.cluster.local import LocalRollouts
 from ramet.components.engines import build_engine
 from ramet.components.services import RunServices
@@ -28,6 +27,7 @@ from ramet.io.json_values import visible
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
+from ramet.play.recorded import PreparedReplay, ReplayGroup, prepare, weights_after
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.plan import RolloutRequest
 from ramet.rollout.played import PlayedEngine, given_completion
@@ -61,7 +61,7 @@ class TurnAddress:
         except ValueError as error:
             raise ConfigError(f"--from {text}: the form is {FORM}") from error
 
-    def of(self, groups: Sequence[TestedGroup]) -> tuple[TestedGroup, ScoredRollout]:
+    def of(self, groups: Sequence[ReplayGroup]) -> tuple[ReplayGroup, ScoredRollout]:
         """The recorded rollout. Raises `ConfigError` if there is none, or it has no such turn."""
         group = next((g for g in groups if g.name == self.task and g.record.step == self.step), None)
         if group is None:
@@ -118,7 +118,7 @@ def run(
 
 async def _branches(
     folder: Path,
-    prepared: PreparedTest,
+    prepared: PreparedReplay,
     request: RolloutRequest,
     encoder: Encoder,
     *,

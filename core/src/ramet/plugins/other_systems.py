@@ -1,4 +1,4 @@
-"""Names that other systems have for engines, clusters and trackers, with what serves here instead, for messages."""
+"""Names of other systems, with what serves here instead, and commands of packages that may be absent, for messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ SERVER = "engine=openai measures a model behind such a server (engine.params.ser
 RAY = "cluster=ray connects processes that a scheduler started (docs/scaling.md); cluster=local is one process"
 SHARDS = "cluster=ray shards the policy over cluster.policy_workers (FSDP2)"
 LOGGED = "wandb, tensorboard and jsonl (a file of the run) serve here; `ramet new tracker NAME` starts another one"
+PACKAGE = "It is in a package: pip install {!r}"
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "engine": {
         **dict.fromkeys(("sglang", "tgi", "lmdeploy", "ollama", "llamacpp", "llama_cpp", "litellm", "server"), SERVER),
@@ -17,11 +18,16 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("slurm", "kubernetes", "k8s", "torchrun", "mpi"), RAY),
         **dict.fromkeys(("fsdp", "fsdp2", "deepspeed", "megatron", "accelerate", "ddp"), SHARDS),
     },
+    "commands": {
+        **dict.fromkeys(("credit", "test"), PACKAGE.format("ramet-replay[train]")),
+        **dict.fromkeys(("cache", "corpus"), PACKAGE.format("ramet-tools-bing")),
+        "bench": PACKAGE.format("ramet-benchmarks[branching]"),
+    },
     "trackers": dict.fromkeys(("mlflow", "swanlab", "comet", "comet_ml", "neptune", "clearml", "trackio"), LOGGED),
 }
 
 
 def served_instead(group: str, name: str) -> str:
-    """Return ` TEXT.` about what serves in place of a name of another system; empty for any other name."""
+    """Return ` TEXT.` about what serves in place of a name, or where it is; empty for any other name."""
     text = INSTEAD.get(group, {}).get(name.lower().replace("-", "_"))
     return f" {text}." if text else ""

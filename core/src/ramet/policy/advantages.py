@@ -44,6 +44,11 @@ class LearnedGroup:
     versions: TokenVersions
     metrics: Mapping[str, float]  # of the estimator
 
+    @classmethod
+    def none(cls) -> LearnedGroup:
+        """Return the report of a group that is lost, and has no rows."""
+        return cls(n_rows=0, versions=TokenVersions.of_parts([]), metrics={})
+
 
 def is_by_group(estimator: AdvantageEstimator) -> bool:
     """Whether it is called once for each group, and not once for a step."""

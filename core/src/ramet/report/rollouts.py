@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramet.credit.files import folder_of, read_credit
 from ramet.evaluate.stored import StoredEvaluation
+from ramet.report.credit import credit_folder, read_credit
 from ramet.report.group_counts import GroupCounts
 from ramet.report.tree import Splitter, group_data
 from ramet.rollout.record import UNREADABLE, read_records
@@ -65,7 +65,7 @@ def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitte
         measured = _collect_evaluation(evaluation, split, max_bytes // 2 if files else max_bytes)
         scripts, notes = measured.scripts, measured.notes
     bytes_left = max_bytes - sum(map(len, scripts))
-    played = _collect_files(files, split, bytes_left, read_credit(folder_of(run)))
+    played = _collect_files(files, split, bytes_left, read_credit(credit_folder(run)))
     return Steps(scripts=[*played.scripts, *scripts], notes=[*played.notes, *notes], counts=played.counts)
 
 

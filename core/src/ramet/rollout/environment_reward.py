@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ramet.errors import ConfigError
 from ramet.rollout.config import EnvironmentConfig
-from ramet.types import Rollout, Score
+from ramet.types import Rollout, Score, Services
 
 
 class EnvironmentReward:
@@ -22,6 +22,10 @@ class EnvironmentReward:
         clip = self.config.clip
         if clip is not None and not (len(clip) == 2 and clip[0] < clip[1]):
             raise ConfigError(f"params.clip={clip}: allowed: [lowest, highest], the first under the second; null: none")
+        self._gives_rewards = False
+
+    async def start(self, services: Services) -> None:
+        """Begin a run: whether its turns have rewards is noted over all of its groups, in one process."""
         self._gives_rewards = False
 
     async def __call__(self, group: Sequence[Rollout]) -> list[float | Score]:

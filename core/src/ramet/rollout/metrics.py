@@ -2,6 +2,8 @@
 
 Logical counts sum over all rollouts of a group, as the training pass sees them; executed ones count each segment and
 each tool call once.
+
+A process that keeps its groups counts them itself (`counted`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from ramet.rollout.branching.metrics import BranchMetrics, first_entropies
 from ramet.types import Group, Origin, Rollout, Segment, StopReason
@@ -35,6 +38,9 @@ class RolloutMetrics:
         self._branching = BranchMetrics()
 
     def add(self, group: Group) -> None:
+        if isinstance(group, CountedGroup):
+            self._add_counts(group.counts)
+            return
         self._groups += 1
         self._sums["unused"] += group.n_unused
         lengths = [self._add_rollout(rollout) for rollout in group.rollouts]
@@ -50,6 +56,22 @@ class RolloutMetrics:
                 where = "after_tool" if turn.turn else "first_turn"
                 self._first[where].append(sum(turn.values) / len(turn.values))
         self._branching.add(group, lengths, begun)
+
+    def _add_counts(self, other: RolloutMetrics) -> None:
+        """Add what `other` has collected; its seconds are not added."""
+        self._groups += other._groups
+        self._sums.update(other._sums)
+        self._stops.update(other._stops)
+        self._longest = max(self._longest, other._longest)
+        self._entropy += other._entropy
+        self._n_entropies += other._n_entropies
+        self._n += other._n
+        self._step_turns.update(other._step_turns)
+        for name, values in other._step.items():
+            self._step.setdefault(name, []).extend(values)
+        for where, values in other._first.items():
+            self._first[where].extend(values)
+        self._branching.add_all(other._branching)
 
     def _add_rollout(self, rollout: Rollout) -> int:
         """Add a rollout; return its response's length in tokens."""
@@ -121,3 +143,34 @@ class RolloutMetrics:
 def _unique(rollouts: Iterable[Rollout]) -> Iterable[Segment]:
     """Each segment object once, however many rollouts share it."""
     return {id(segment): segment for rollout in rollouts for segment in rollout.segments}.values()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedGroup(Group):
+    """A group without tokens and texts, which another process has. `counts`: of the complete group."""
+
+    counts: RolloutMetrics
+
+
+def counted(group: Group, first_tokens: int) -> CountedGroup:
+    """Return a group without what grows with its tokens: segments, and all that rollouts have by turn. Of the calls of
+    tools the first stays, empty.
+    """
+    counts = RolloutMetrics(first_tokens)
+    counts.add(group)
+    rollouts = tuple(
+        replace(
+            rollout,
+            segments=(),
+            thread_starts=(),
+            n_shared=0,
+            answer=None,
+            tool_calls=tuple(replace(call, arguments={}, text="", metadata={}) for call in rollout.tool_calls[:1]),
+            infos=(),
+            turn_rewards=(),
+            token_rewards={},
+            state_keys=(),
+        )
+        for rollout in group.rollouts
+    )
+    return CountedGroup(task=group.task, rollouts=rollouts, n_unused=group.n_unused, scores=group.scores, counts=counts)

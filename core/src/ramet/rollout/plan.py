@@ -29,7 +29,8 @@ class RolloutPlan:
     rollouts, by number, without forks; each has the seed that it has in the complete group. `counted` False leaves
     these rollouts out of the metrics `rollout/…`: they belong to no step, or the caller counts them. `kept` False: only
     `on_group` gets the groups and the call returns none, so that they need not all be in memory at once. `recorded`:
-    they will be recorded as a step's, so workers in other processes keep them until then.
+    they will be recorded as a step's, so workers in other processes keep them until then. `scored`: such workers score
+    them, too, and the caller gets them without tokens and texts (`rollout.metrics.counted`), with all scores.
     """
 
     group_size: int | None = None
@@ -47,6 +48,7 @@ class RolloutPlan:
     counted: bool = True
     kept: bool = True
     recorded: bool = False
+    scored: bool = False
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
         size = config.group_size if self.group_size is None else self.group_size

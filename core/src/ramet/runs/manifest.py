@@ -54,6 +54,7 @@ UNSEEDED = (
     "not repeatable: vLLM draws without the seeds of requests (engine.params.seeds=false), so with the same run.seed "
     "it samples other tokens in every process."
 )
+TEACHER = "train.teacher"
 WHOLE = 16 * 2**20  # bytes: larger files are fingerprinted by size, beginning and end
 EDGE = 2**20
 BROKEN_CONFIG = (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException)
@@ -250,9 +251,10 @@ def model_files(model: ModelConfig) -> list[Path]:
 
 def input_files(resolved: Resolved) -> dict[str, str]:
     """sha256 by option, of files that decide what components give (their options have `input_files()`), and by key, of
-    the code of objects that `ramet.api` was given.
+    the teacher's folder and of the code of objects that `ramet.api` was given.
     """
-    hashes: dict[str, str] = {}
+    teacher = resolved.config.train.teacher
+    hashes = {TEACHER: model_fingerprint(Path(teacher))} if teacher is not None and Path(teacher).exists() else {}
     for key, component in resolved.components.items():
         group, _, name = key.partition(".")
         passed_object = load_plugins().given(group, component.use or name) if group in OBJECTS else None

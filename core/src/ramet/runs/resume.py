@@ -19,7 +19,16 @@ from ramet.config.gone import GONE, NOTHING_SAID, carried
 from ramet.config.keys import resume_of
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.runs.manifest import BROKEN_CONFIG, MANIFEST, DataRecord, Manifest, PluginRecord, read_config, read_manifest
+from ramet.runs.manifest import (
+    BROKEN_CONFIG,
+    MANIFEST,
+    TEACHER,
+    DataRecord,
+    Manifest,
+    PluginRecord,
+    read_config,
+    read_manifest,
+)
 from ramet.runs.own_files import has_saved
 from ramet.types.option import Resume
 
@@ -209,7 +218,7 @@ def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
         yield f"files of the model, tokenizer or chat template: sha256 was {old.model[:12]}, is {new.model[:12]}"
     for key in sorted(old.files.keys() & new.files.keys()):
         if old.files[key] != new.files[key]:
-            what = "file" if ".params." in key else "code"
+            what = "file" if ".params." in key or key == TEACHER else "code"
             yield f"the {what} of {key}: sha256 was {old.files[key][:12]}, is {new.files[key][:12]}"
     before = {plugin.name: plugin.release for plugin in old.plugins}
     after = {plugin.name: plugin.release for plugin in new.plugins}

@@ -48,7 +48,7 @@ class BudgetedRollouts(StepwiseRollouts):
         self._budget = budget
         self._tasks = tasks
         self._sampler = sampler
-        self._n_tasks = train.budget_tasks or train.tasks_per_step
+        self._n_tasks = train.tasks_drawn
         self._n_rollouts = train.tasks_per_step * config.rollout.group_size
         self._config = config
         self._prefixes = prefixes

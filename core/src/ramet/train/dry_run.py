@@ -136,8 +136,10 @@ def _order(config: Config, policy: BranchPolicy) -> str:
     if config.train.resample_rounds:
         notes.append(f"groups without signal replaced up to {config.train.resample_rounds} times")
     if step_budget(config.train.budget, policy) is not None:
-        drawn = config.train.budget_tasks or config.train.tasks_per_step
-        notes.append(f"a step draws {drawn} and spreads its rollouts by train.budget={config.train.budget}, in waves")
+        train = config.train
+        notes.append(
+            f"a step draws {train.tasks_drawn} and spreads its rollouts by train.budget={train.budget}, in waves"
+        )
     return f"; {', '.join(notes)}" if notes else ""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ramet.algorithms.kl_control import KL_HORIZON, KlController
 from ramet.cluster.interfaces import LearnGroups, Ranks, Recorder
 from ramet.config.schema import Config, KlEstimator, OldLogprobs
-from ramet.errors import PluginError
+from ramet.errors import InfraError, PluginError
 from ramet.io import repeats
 from ramet.plugins import origin
 from ramet.policy.advantages import GroupToLearn, LearnedGroup, estimate, is_by_group, mean_metrics
@@ -97,23 +97,24 @@ class Learner:
             baseline = "" if greedy is None else " and a greedy one"
             what = "no group has two valid rollouts" if self.min_group > 1 else "no rollout is valid"
             repeats.warn(logger, what, f"step %d: {what}%s; nothing to learn from", step, baseline, by_step=True)
-            await self._record(step, played, None, greedy)
+            await self.record(step, played, None, greedy)
             return metrics | {"train/updates": 0.0}
         if n_rows < n_rollouts:
             message = "training on %d of %d rollouts: others are masked, single ones of a group or without a baseline"
             logger.info(message, n_rows, n_rollouts)
         batch: TrainBatch | None = None
-        if self._learn_groups is None or not self._learns_by_group:
+        if self._learn_groups is None or not self.learns_elsewhere:
             rows = rows_of(played.groups, without=without, min_group=self.min_group)
             metrics |= self._lag_metrics(step, TokenVersions.of(rows), n_rows)
             batch, reported = await self._train_batch(rows, played.groups, greedy, clock)
         else:
             learned = await self._learn_groups(self._estimator, self._groups(played, greedy), self._kl.coef)
+            metrics |= self._without_lost(metrics, learned)
             metrics |= self._lag_metrics(step, TokenVersions.of_parts(group.versions for group in learned), n_rows)
             reported = await self._taken_batch(learned, clock)
         clock.lap("record")
         self._preemption.check()  # the last point with the weights of the step before
-        recording = asyncio.create_task(self._record(step, played, batch, greedy))
+        recording = asyncio.create_task(self.record(step, played, batch, greedy))
         try:
             updated = await self._update(batch, step)
             clock.lap("update")
@@ -125,10 +126,11 @@ class Learner:
         return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, n_rows, step)}
 
     @property
-    def _learns_by_group(self) -> bool:
-        """Whether advantages need nothing but single groups, so that they can be made where the groups are."""
+    def learns_elsewhere(self) -> bool:
+        """Whether the processes that have the groups make rows and advantages, which need nothing but single groups."""
         of_groups = {Need.ENTROPY, Need.GREEDY_ROLLOUT}
-        return is_by_group(self._estimator) and self._estimator.needs <= of_groups and not self._kl_in_reward
+        by_group = is_by_group(self._estimator) and self._estimator.needs <= of_groups and not self._kl_in_reward
+        return by_group and self._learn_groups is not None
 
     def _groups(self, played: PlayedStep, greedy: Sequence[float | None] | None) -> list[GroupToLearn]:
         """Return the groups that have rows."""
@@ -138,6 +140,19 @@ class Learner:
             for number, (group, reward) in enumerate(zip(played.groups, rewards, strict=True))
             if len(group.valid) >= self.min_group and (greedy is None or reward is not None)
         ]
+
+    @staticmethod
+    def _without_lost(metrics: Mapping[str, float], learned: Sequence[LearnedGroup]) -> dict[str, float]:
+        """Return the counts of rows and masked rollouts where groups are lost with their node. Raises `InfraError` if
+        all are.
+        """
+        n_lost = metrics["train/rows"] - sum(group.n_rows for group in learned)
+        if n_lost == metrics["train/rows"]:
+            raise InfraError("all groups of the step are lost with their nodes")
+        return {
+            "train/rows": metrics["train/rows"] - n_lost,
+            "train/masked_rollouts": metrics["train/masked_rollouts"] + n_lost,
+        }
 
     def _lag_metrics(self, step: int, versions: TokenVersions, n_rows: int) -> dict[str, float]:
         return lag_metrics(versions, n_rows, version=step - 1, allowed=self._config.train.staleness)
@@ -160,8 +175,12 @@ class Learner:
             updated |= await self._ranks.call(PolicyRank.update, threads, step)
         return updated
 
-    async def _record(
-        self, step: int, played: PlayedStep, batch: TrainBatch | None, greedy: Sequence[float | None] | None
+    async def record(
+        self,
+        step: int,
+        played: PlayedStep,
+        batch: TrainBatch | None = None,
+        greedy: Sequence[float | None] | None = None,
     ) -> None:
         """Write the step's record, not on the loop, where rollouts of the next step may be running."""
         if self._recorder is None:

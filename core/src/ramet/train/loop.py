@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from ramet.components.build import may_move
 from ramet.errors import PluginError, RametError
 from ramet.event_loop import first_error
 from ramet.io import repeats
@@ -43,7 +44,6 @@ from ramet.train.groups import (
 from ramet.train.learning import Learner
 from ramet.train.preemption import Dropped
 from ramet.train.progress import REWARDS, SAVING, TrainProgress
-from ramet.train.recording import record_step
 from ramet.train.run import TrainRun, TrainState
 from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
@@ -63,7 +63,6 @@ class Loop:
     def __init__(self, run: TrainRun) -> None:
         config, prepared = run.config, run.prepared
         self.config = config
-        self.folder = run.folder
         self.backend = run.backend
         self.critic = run.critic
         self.tracker = run.tracker
@@ -105,8 +104,19 @@ class Loop:
             salt="train",
             counted=not config.train.staleness,  # a step takes some of the groups that end meanwhile
             recorded=True,
+            scored=self._keeps_tokens_in_workers(run),
         )
         self.step_rollouts = self._step_rollouts(run)
+
+    def _keeps_tokens_in_workers(self, run: TrainRun) -> bool:
+        """Whether nothing in this process reads the tokens and texts of a step's groups."""
+        config, components = run.config, run.prepared.components
+        read_here = (
+            run.prefixes is not None
+            or SAMPLES in config.trackers
+            or step_budget(config.train.budget, components.branch_policy) is not None
+        )
+        return self.learner.learns_elsewhere and may_move(components.scorer.rewards) and not read_here
 
     def _step_rollouts(self, run: TrainRun) -> StepRollouts:
         """Continue the draws where the state's ended."""
@@ -179,7 +189,7 @@ class Loop:
             metrics |= {**await self.backend.rollouts.metrics(), **played.metrics}
             metrics["group/replaced"] = float(len(played.replaced))
             warn_of_broken_tools(step, metrics)
-            self._check(step, played)
+            await self._check(step, played)
             clock.lap("rollout")
             if self.learner.min_group > 1:
                 warn_of_silence(step, played.groups)
@@ -283,13 +293,13 @@ class Loop:
         greedy = await self._play_greedy([task], step) if self._needs_greedy else []
         return PlayedGroup(scored=scored, group=unscored[0], greedy=tuple(greedy))
 
-    def _check(self, step: int, played: PlayedStep) -> None:
+    async def _check(self, step: int, played: PlayedStep) -> None:
         """Stop if too much failed; the groups are on disk then, so that the cause can be found."""
         try:
             check_failures(played.all, self.scorer.rewards)
             check_infrastructure(played.all, masked_limit(self.config.rollout))
         except RametError:
-            record_step(self.folder, step, played)
+            await self.learner.record(step, played)
             raise
 
     @property

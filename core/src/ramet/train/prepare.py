@@ -222,7 +222,7 @@ def _prepared(
         tasks=tasks,
         valid=played_valid.only(kept_valid.tasks) if kept_valid else ValidData(),
         sampler=sampler,
-        total_steps=config.train.steps or max(1, len(tasks) // config.train.tasks_per_step),
+        total_steps=config.train.total_steps(len(tasks)),
         too_long=kept.left_out,
         tools=tools,
         foreign_tags=foreign,

@@ -20,7 +20,6 @@ from ramet.cluster.interfaces import Ranks
 from ramet.cluster.launch import open_policy
 from ramet.components.build import Components
 from ramet.config.checks import check
-from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, raise_all
@@ -37,10 +36,9 @@ from ramet.policy.rank import PolicyRank
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.branching.budgets import step_budget
 from ramet.rollout.record import GroupRecord, read_records
-from ramet.runs.hub_inputs import fetched
 from ramet.runs.manifest import Manifest, make_manifest, model_sha256, read_run
 from ramet.runs.own_files import file_rights
-from ramet.runs.recomposed import recorded_overrides
+from ramet.runs.recomposed import recomposed
 from ramet.runs.resume import RunState, changes
 from ramet.runs.run_dir import RunDir
 from ramet.tracking.run_log import recording
@@ -75,7 +73,6 @@ class _Source:
     folder: Path
     checkpoint: Checkpoint
     manifest: Manifest
-    overrides: list[str]
 
     @classmethod
     def read(cls, folder: Path) -> _Source:
@@ -87,14 +84,13 @@ class _Source:
         if saved.job != "train":
             raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; only `ramet train` makes updates")
         checkpoint = find_checkpoint(folder / "checkpoints", None)
-        overrides = recorded_overrides(folder)
         manifest = RunState.read(folder).manifest
         raise_all(
             f"--replay: {path} is missing; the updates of {checkpoint.folder.name} follow from the records of all steps"
             for path in (record_path(folder, step) for step in range(1, checkpoint.step + 1))
             if not path.exists()
         )
-        return cls(folder=folder, checkpoint=checkpoint, manifest=manifest, overrides=overrides)
+        return cls(folder=folder, checkpoint=checkpoint, manifest=manifest)
 
     @property
     def n_tasks(self) -> int:
@@ -122,15 +118,14 @@ def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None 
     """Replay the run in `folder` up to its newest checkpoint, into a new run directory.
 
     `overrides` are keys in addition to the run's, as `run.name=again`. Raises `ConfigErrors` before anything is written
-    if they, or the installed packages, would make other updates than the run's.
+    if they, or the installed packages, would make other updates than the run's, or if the run names code that is not
+    trusted.
     """
     source = _Source.read(folder)
-    kept = [text for text in source.overrides if text.partition("=")[0].lstrip("+") != "run.name"]
-    composed = compose([*kept, *overrides], job="train", config_dir=config_dir)
-    resolved = fetched(composed, commits=source.manifest.hub)
+    resolved = recomposed(folder, overrides, config_dir=config_dir)
     config = resolved.config
     components, manifest = Components(config), _checked(resolved, source)
-    total_steps = config.train.steps or max(1, source.n_tasks // config.train.tasks_per_step)
+    total_steps = config.train.total_steps(source.n_tasks)
     policy = policy_spec(config, components, total_steps)
     critic = critic_spec(config, components, total_steps)
     with Preemption(config.train.grace_s).listening(), file_rights(private=config.run.private), recording() as log:

@@ -135,6 +135,11 @@ def in_group(group: str) -> Callable[[F], F]:
     return cast(Callable[[F], F], ray.method(concurrency_group=group))
 
 
+def two_results(method: F) -> F:
+    """Let a method return a pair: its caller is sent the first, and a reference to the second (`RayWorker.call`)."""
+    return cast(F, ray.method(num_returns=2)(method))
+
+
 class Actor:
     """Methods of all workers. `setup` is pickled: it may need modules that only `driver` makes importable here."""
 

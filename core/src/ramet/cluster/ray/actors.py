@@ -26,6 +26,7 @@ from ramet.cluster.ray.actor_base import (
     RolloutSetup,
     in_group,
     node_address,
+    two_results,
     use_node_interface,
 )
 from ramet.cluster.ray.played_groups import LearnedPart, PartGroup, PartToLearn, PlayedGroups, fetched, piece
@@ -42,9 +43,10 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.rank import PolicyRank
+from ramet.rollout.metrics import CountedGroup, counted
 from ramet.rollout.plan import RolloutRequest
 from ramet.runs.hub_inputs import on_this_node
-from ramet.types import Group
+from ramet.types import Group, RolloutScore
 
 
 class RolloutActor(Actor):
@@ -75,6 +77,7 @@ class RolloutActor(Actor):
                 await self.scorer.aclose()
             raise
         self.played = PlayedGroups()
+        self.first_tokens = setup.config.rollout.first_tokens
         self._progress = self.rollouts.progress
         return self.rollouts.info
 
@@ -84,6 +87,17 @@ class RolloutActor(Actor):
         if request.ticket is not None:
             self.played.keep(request.ticket, groups)
         return groups
+
+    @two_results
+    async def run_counted_groups(self, request: RolloutRequest) -> tuple[list[CountedGroup], Any]:
+        """Return the groups without tokens, and complete in the object store, where they outlive this process."""
+        groups = await self.run_groups(request)
+        return [counted(group, self.first_tokens) for group in groups], groups
+
+    async def score_groups(self, ticket: int) -> list[dict[str, RolloutScore]]:
+        """Return the scores of all rollouts of each group, with rewards that need no start (`may_move`)."""
+        self.scorer = self.components.scorer
+        return await self.played.score(ticket, self.scorer)
 
     @in_group(SAVE)
     def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from ramet.cluster.ray.actors import PolicyActor
-from ramet.cluster.ray.group_parts import learn_here
 from ramet.cluster.ray.played_groups import PartLost
 from ramet.cluster.ray.policy import RayRanks
 from ramet.cluster.ray.rollouts import RayRollouts
@@ -69,10 +67,11 @@ class RayBackend:
         parts, learned = await self._pool.unless_failed(self.rollouts.parts.learn(estimator, groups))
         try:
             await self.policy.call(PolicyActor.fetch, parts, kl_coef)
-        except PartLost as error:  # with its worker or node; the driver has the groups, and no rank has begun
+        except PartLost as error:  # with its worker or node; the driver can get the groups, and no rank has begun
             repeats.warn(logger, "rows are lost", "%s: the driver makes the rows of the step", error, by_step=True)
-            part = await asyncio.to_thread(learn_here, estimator, groups)
+            part = await self.rollouts.parts.learn_here(estimator, groups)
             await self.policy.call(PolicyActor.fetch, (part.batches,), kl_coef)
+            learned = part.groups
         return learned
 
     async def sync_weights(self, version: int) -> None:

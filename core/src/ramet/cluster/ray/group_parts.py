@@ -1,6 +1,8 @@
 """The groups of a step, each in the worker that ran it: rows with advantages, and the record.
 
-The driver sends rewards. It does the work of workers that are lost, or have a full disk, since it has all groups.
+The driver sends rewards, or has got them from the worker. It does the work of workers that are lost, or have a full
+disk: it has all groups, or a reference to each in the object store of the node that ran it. Groups that are lost with
+their node when a step has all of its groups are masked.
 """
 
 from __future__ import annotations
@@ -10,14 +12,23 @@ import itertools
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray import ObjectRef
 
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.played_groups import GroupPlace, LearnedPart, PartGroup, PartToLearn
+from ramet.cluster.ray.played_groups import (
+    GroupPlace,
+    LearnedPart,
+    PartGroup,
+    PartLost,
+    PartToLearn,
+    fetched,
+    scored_group,
+    scores_of,
+)
 from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import run_together
 from ramet.errors import InfraError
@@ -27,10 +38,14 @@ from ramet.policy.advantages import GroupToLearn, LearnedGroup, learn_group, rec
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.record import GroupRecord, part_path, write_records
 from ramet.rollout.record_files import publish_parts, write_index
-from ramet.rollout.scoring import ScoredGroup, score_of
-from ramet.types import AdvantageEstimator, Group, Rollout, RolloutScore
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import AdvantageEstimator, Fault, Group, Rollout
 
 logger = logging.getLogger(__name__)
+
+
+GroupStore = ObjectRef[list[Group]]
+LOST = Fault(where="node", message="the node that ran it is lost, and its tokens with it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,8 @@ class _Played:
 
     worker: RayWorker
     place: GroupPlace
-    group: Group  # so that the identity of its segments stays its own
+    group: Group  # so that the identity of its `stats` stays its own
+    store: GroupStore | None  # of the complete groups of its ticket; None: the driver has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +66,17 @@ class _Recorded:
     played: _Played | None
     learned: tuple[AdvantageEstimator, GroupToLearn] | None
 
-    def complete(self) -> GroupRecord:
-        """Return the record with advantages, which are made again if they are not here."""
+    def complete(self, group: ScoredGroup | None) -> GroupRecord:
+        """Return the record of the complete group with advantages, which are made again if they are not here; None: the
+        group is lost.
+        """
+        if group is None:
+            return replace(self.record, group=_masked(self.record.group), advantages={})
         if self.learned is None:
-            return self.record
-        batch, _ = learn_group(*self.learned)
-        return replace(self.record, advantages=recorded_advantages(batch))
+            return replace(self.record, group=group)
+        estimator, to_learn = self.learned
+        batch, _ = learn_group(estimator, replace(to_learn, group=group))
+        return replace(self.record, group=group, advantages=recorded_advantages(batch))
 
 
 class GroupParts:
@@ -70,11 +91,22 @@ class GroupParts:
     def next_ticket(self) -> int:
         return next(self._tickets)
 
-    def note(self, worker: RayWorker, ticket: int, groups: Sequence[Group]) -> None:
-        """Note that `worker` has these groups."""
+    def note(self, worker: RayWorker, ticket: int, groups: Sequence[Group], store: GroupStore | None) -> None:
+        """Note that `worker` has these groups, and where they are complete; None: here."""
         for index, group in enumerate(groups):
             if (identity := _identity(group.rollouts)) is not None:
-                self._played[identity] = _Played(worker, GroupPlace(ticket, index), group)
+                self._played[identity] = _Played(worker, GroupPlace(ticket, index), group, store)
+
+    async def are_lost(self, groups: Sequence[Group], working: Collection[RayWorker]) -> bool:
+        """Whether groups of a worker that is not among the `working` ones are lost with its node, so that they must be
+        run again.
+        """
+        played = {identity: self._played.get(identity) for group in groups if (identity := _identity(group.rollouts))}
+        stores = {one.store for one in played.values() if one is not None and one.worker not in working}
+        lost = [await asyncio.to_thread(_stored, store) is None for store in stores if store is not None]
+        for identity in played if any(lost) else ():
+            self._played.pop(identity, None)
+        return any(lost)
 
     async def learn(
         self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]
@@ -117,7 +149,12 @@ class GroupParts:
             except InfraError as error:  # it is lost or stuck
                 message = "%s did not make its rows (%s: %s): the driver makes them"
                 repeats.warn(logger, "a worker's rows", message, worker, type(error).__name__, error, by_step=True)
-        return await asyncio.to_thread(learn_here, estimator, [group for _, group in groups])
+        return await asyncio.to_thread(_learn_here, estimator, groups)
+
+    async def learn_here(self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]) -> LearnedPart:
+        """Do in the driver what `learn` does. Raises as `learn_group`."""
+        played = [self._played.get(self._note_learned(estimator, group)) for group in groups]
+        return await asyncio.to_thread(_learn_here, estimator, list(zip(played, groups, strict=True)))
 
     async def write(self, path: Path, records: Sequence[GroupRecord]) -> None:
         """Write the record of a step to the folder `path`, which appears complete or not at all. The advantages of
@@ -164,7 +201,7 @@ class GroupParts:
             except (InfraError, OSError) as error:  # it is lost, stuck, or cannot write; the driver has its groups too
                 message = "%s did not write its part of the record (%s: %s): the driver writes it"
                 repeats.warn(logger, "a part of a record", message, worker, type(error).__name__, error, by_step=True)
-        await asyncio.to_thread(lambda: write_records(path, (group.complete() for group in groups)))
+        await asyncio.to_thread(_write_here, path, groups)
 
     async def _fetch(self, worker: RayWorker, source: Path, path: Path) -> None:
         with open_atomic(path) as file:
@@ -172,18 +209,58 @@ class GroupParts:
                 await asyncio.to_thread(file.write, data)
 
 
-def learn_here(estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]) -> LearnedPart:
-    """Do the work of a worker in the driver. Raises as `learn_group`."""
-    return LearnedPart.of([learn_group(estimator, group) for group in groups])
+def _learn_here(estimator: AdvantageEstimator, groups: Sequence[tuple[_Played | None, GroupToLearn]]) -> LearnedPart:
+    """Do the work of a worker in the driver. A group that is lost has no rows. Raises as `learn_group`."""
+    complete = _complete([(played, group.group) for played, group in groups])
+    pairs = [
+        None if one is None else learn_group(estimator, replace(group, group=one))
+        for one, (_, group) in zip(complete, groups, strict=True)
+    ]
+    part = LearnedPart.of([pair for pair in pairs if pair is not None])
+    return replace(part, groups=[LearnedGroup.none() if pair is None else pair[1] for pair in pairs])
 
 
-def _identity(rollouts: Iterable[Rollout]) -> int | None:
-    """Return the identity of the segments of a group's first rollout that has any, which scoring keeps; None: none."""
-    return next((id(rollout.segments) for rollout in rollouts if rollout.segments), None)
+def _write_here(path: Path, groups: Sequence[_Recorded]) -> None:
+    """Write the part of a worker in the driver."""
+    complete = _complete([(group.played, group.record.group) for group in groups])
+    write_records(path, (group.complete(one) for group, one in zip(groups, complete, strict=True)))
 
 
-def _scores(group: ScoredGroup) -> dict[str, RolloutScore]:
-    return {scored.rollout.id: score_of(scored) for scored in group.rollouts}
+def _complete(groups: Sequence[tuple[_Played | None, ScoredGroup]]) -> list[ScoredGroup | None]:
+    """Return the groups with their tokens, which are fetched where the driver lacks them; None: they are lost."""
+    stores = {played.store for played, _ in groups if played is not None and played.store is not None}
+    stored = {store: _stored(store) for store in stores}
+    complete: list[ScoredGroup | None] = []
+    for played, group in groups:
+        if played is None or played.store is None:
+            complete.append(group)
+        else:
+            found = stored[played.store]
+            complete.append(None if found is None else scored_group(found[played.place.index], scores_of(group)))
+    return complete
+
+
+def _stored(store: GroupStore) -> list[Group] | None:
+    try:
+        [groups] = fetched([store])
+    except PartLost as error:
+        repeats.warn(logger, "groups are lost", "%s", error, by_step=True)
+        return None
+    return groups
+
+
+def _masked(group: ScoredGroup) -> ScoredGroup:
+    """Return a group of whose rollouts none is valid."""
+    rollouts = tuple(
+        ScoredRollout(rollout=replace(one.rollout, fault=one.rollout.fault or LOST), reward=None)
+        for one in group.rollouts
+    )
+    return replace(group, rollouts=rollouts)
+
+
+def _identity(rollouts: Sequence[Rollout]) -> int | None:
+    """Return the identity of the `stats` of a group's first rollout, which scoring keeps; None: it has no rollout."""
+    return id(rollouts[0].stats) if rollouts else None
 
 
 def to_learn(place: GroupPlace, group: GroupToLearn) -> PartToLearn:
@@ -191,7 +268,7 @@ def to_learn(place: GroupPlace, group: GroupToLearn) -> PartToLearn:
     return PartToLearn(
         place=place,
         number=group.number,
-        scores=_scores(group.group),
+        scores=scores_of(group.group),
         greedy=group.greedy,
         reward_weights=group.reward_weights,
     )
@@ -202,7 +279,7 @@ def to_record(place: GroupPlace, record: GroupRecord, *, made: bool) -> PartGrou
     return PartGroup(
         place=place,
         step=record.step,
-        scores=_scores(record.group),
+        scores=scores_of(record.group),
         advantages=None if made else record.advantages,
         number=record.number,
         greedy=record.greedy,

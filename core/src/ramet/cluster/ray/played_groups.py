@@ -6,12 +6,14 @@ part of the record into a file of its own, and the driver fetches that in pieces
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import ray
 from ray import ObjectRef, exceptions
@@ -20,14 +22,15 @@ from ramet.errors import InfraError
 from ramet.policy.advantages import GroupToLearn, LearnedGroup, learn_group, recorded_advantages
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.record import GroupRecord, write_records
-from ramet.rollout.scoring import ScoredGroup, scored_before
+from ramet.rollout.scoring import ScoredGroup, Scorer, score_of, scored_before
 from ramet.types import AdvantageEstimator, Group, RolloutScore
 
+T = TypeVar("T", TrainBatch, Group)
 PIECE = 64 << 20  # bytes of a part that travel at once
 
 
 class PartLost(InfraError):
-    """Rows are no longer in the object store."""
+    """Rows or groups are no longer in the object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class PartToLearn:
     def group(self, group: Group) -> GroupToLearn:
         return GroupToLearn(
             number=self.number,
-            group=_scored(group, self.scores),
+            group=scored_group(group, self.scores),
             greedy=self.greedy,
             reward_weights=self.reward_weights,
         )
@@ -91,6 +94,12 @@ class PlayedGroups:
     def keep(self, ticket: int, groups: Sequence[Group]) -> None:
         self._groups |= {GroupPlace(ticket, index): group for index, group in enumerate(groups)}
 
+    async def score(self, ticket: int, scorer: Scorer) -> list[dict[str, RolloutScore]]:
+        """Return the scores of each group of a ticket, by rollout. Raises as `Scorer.score`."""
+        groups = [group for place, group in self._groups.items() if place.ticket == ticket]
+        scored = await asyncio.gather(*map(scorer.score, groups))
+        return [scores_of(group) for group in scored]
+
     def learn(self, estimator: AdvantageEstimator, parts: Sequence[PartToLearn]) -> LearnedPart:
         """Put the rows of these groups into the object store, and keep the advantages for the record. Raises as
         `learn_group`.
@@ -125,24 +134,28 @@ def _record(part: PartGroup, group: Group, made: Mapping[str, array[float]] | No
         raise InfraError("this worker did not make the advantages of a group")
     return GroupRecord(
         step=part.step,
-        group=_scored(group, part.scores),
+        group=scored_group(group, part.scores),
         advantages=advantages,
         number=part.number,
         greedy=part.greedy,
     )
 
 
-def _scored(group: Group, scores: Mapping[str, RolloutScore]) -> ScoredGroup:
+def scores_of(group: ScoredGroup) -> dict[str, RolloutScore]:
+    return {scored.rollout.id: score_of(scored) for scored in group.rollouts}
+
+
+def scored_group(group: Group, scores: Mapping[str, RolloutScore]) -> ScoredGroup:
     rollouts = tuple(scored_before(rollout, scores[rollout.id]) for rollout in group.rollouts)
     return ScoredGroup(task=group.task, rollouts=rollouts)
 
 
-def fetched(parts: Sequence[ObjectRef[list[TrainBatch]]]) -> list[list[TrainBatch]]:
+def fetched(parts: Sequence[ObjectRef[list[T]]]) -> list[list[T]]:
     """Return parts from the object store, their arrays as views of it. Raises `PartLost`."""
     try:
         return ray.get(list(parts))
     except exceptions.ObjectLostError as error:
-        raise PartLost(f"rows are lost with their worker or node: {type(error).__name__}") from error
+        raise PartLost(f"rows or groups are lost with their worker or node: {type(error).__name__}") from error
 
 
 def piece(path: Path, offset: int) -> bytes:

@@ -7,18 +7,21 @@ and the groups are run again with the same seeds. Part of a group is never retur
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ramet.cluster.counts import Counts, total_metrics
 from ramet.cluster.interfaces import OnGroup, Recorder
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.group_parts import GroupParts
+from ramet.cluster.ray.group_parts import GroupParts, GroupStore
+from ramet.cluster.ray.played_groups import fetched
 from ramet.cluster.ray.rollout_workers import RolloutWorkers
-from ramet.cluster.ray.worker import Timeout
+from ramet.cluster.ray.worker import RayWorker, Timeout
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
@@ -90,21 +93,44 @@ class RayRollouts:
         return await self._pool.unless_failed(self._run(request, on_group))
 
     async def _run(self, request: RolloutRequest, on_group: OnGroup | None) -> list[Group]:
-        """A worker is given one group at once, or with a method its share of the step."""
+        """A worker is given one group at once, or with a method its share of the step. Groups that are lost with their
+        node before all are complete are run again.
+        """
         plan, n_tasks = request.plan, len(request.tasks)
         parts = request.parts(n_tasks if self._method is None else self._config.cluster.rollout_workers)
         await self.workers.wake()
         started = time.monotonic()
-        runs: list[asyncio.Task[list[Group]]] = []
         deadline = StepDeadline(self._config.rollout.step_deadline_s) if plan.step_deadline else None
         with self._progress.counting(sum(request.sizes(self.group_size(plan)))) as counts:
-            async with first_error(), asyncio.TaskGroup() as running:
-                for part in parts:
-                    run = running.create_task(self._run_part(part, deadline, on_group, counts))
-                    runs += [run] if plan.kept else []
+            run = partial(self._run_parts, deadline=deadline, on_group=on_group, counts=counts)
+            groups = await run(parts)
+            while lost := [i for i, own in enumerate(groups) if await self._are_lost(own)]:
+                again = await run([parts[i] for i in lost])
+                for i, own in zip(lost, again, strict=True):
+                    groups[i] = own
         if plan.counted:
             self._metrics.seconds += time.monotonic() - started
-        return [group for run in runs for group in run.result()]
+            for own in groups if plan.scored else ():
+                self._count(own)
+        return [group for own in groups for group in own]
+
+    async def _are_lost(self, groups: Sequence[Group]) -> bool:
+        return await self.parts.are_lost(groups, self.workers.dispatcher.workers)
+
+    async def _run_parts(
+        self,
+        parts: Sequence[RolloutRequest],
+        deadline: StepDeadline | None,
+        on_group: OnGroup | None,
+        counts: RunCounts,
+    ) -> list[list[Group]]:
+        """Return the groups of each part; of no part if the plan keeps none."""
+        runs: list[asyncio.Task[list[Group]]] = []
+        async with first_error(), asyncio.TaskGroup() as running:
+            for part in parts:
+                run = running.create_task(self._run_part(part, deadline, on_group, counts))
+                runs += [run] if part.plan.kept else []
+        return [run.result() for run in runs]
 
     async def _run_part(
         self,
@@ -127,27 +153,62 @@ class RayRollouts:
             if deadline is not None:
                 allowed_s, key = deadline.left(), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have their own time-outs
+            ticket = self.parts.next_ticket() if plan.recorded else None
+            asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s, ticket=ticket)
             try:
-                ticket = self.parts.next_ticket() if plan.recorded else None
-                asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s, ticket=ticket)
-                groups = await worker.call(Timeout(allowed_s + patience, key), RolloutActor.run_groups, asked)
-                if ticket is not None:
-                    self.parts.note(worker, ticket, groups)
+                groups = await self._play(worker, asked, Timeout(allowed_s + patience, key), size)
                 break
-            except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
-                self.workers.replace(worker, error)
+            except InfraError:  # lost or stuck: a worker masks all other infrastructure failures
                 again = True
-            finally:
-                self.workers.dispatcher.release(worker, size)
+        if plan.counted and not plan.scored:  # those may be lost until all groups are complete
+            self._count(groups)
         for group in groups:
-            if plan.counted:
-                self._metrics.add(group)
             counts.total -= group.n_unused
             counts.done += len(group.rollouts)
             counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)
             if on_group is not None:
                 on_group(group)
         return groups
+
+    def _count(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._metrics.add(group)
+
+    async def _play(self, worker: RayWorker, request: RolloutRequest, timeout: Timeout, size: int) -> list[Group]:
+        """Let a worker run groups of `size` rollouts, and score them if the plan says so. A worker that fails is
+        replaced. Raises `InfraError` if the groups must be run again.
+        """
+        store: GroupStore | None = None
+        try:
+            if request.plan.scored:
+                counted, store = await worker.call(timeout, RolloutActor.run_counted_groups, request)
+                groups: list[Group] = list(counted)
+            else:
+                groups = await worker.call(timeout, RolloutActor.run_groups, request)
+        except InfraError as error:
+            self.workers.replace(worker, error)
+            raise
+        finally:
+            self.workers.dispatcher.release(worker, size)
+        if (ticket := request.ticket) is not None:
+            if store is not None:
+                groups, store = await self._scored(worker, ticket, groups, store)
+            self.parts.note(worker, ticket, groups, store)
+        return groups
+
+    async def _scored(
+        self, worker: RayWorker, ticket: int, groups: Sequence[Group], store: GroupStore
+    ) -> tuple[list[Group], GroupStore | None]:
+        """Let the worker score its groups, which takes none of its room. Where it is lost meanwhile, return them
+        complete, and the driver's rewards score them. Raises `PartLost` if they are lost with it.
+        """
+        try:
+            scores = await worker.call(math.inf, RolloutActor.score_groups, ticket)  # rewards have their own time-outs
+        except InfraError as error:
+            self.workers.replace(worker, error)
+            [complete] = await asyncio.to_thread(fetched, [store])
+            return complete, None
+        return [replace(group, scores=own) for group, own in zip(groups, scores, strict=True)], store
 
     async def metrics(self) -> dict[str, float]:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and

@@ -107,20 +107,22 @@ class RayWorker:
     ) -> T: ...
 
     async def call(self, timeout: Timeout | float, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a method of the actor's class, which is passed itself; arguments may be Ray's references to them.
+        """Call a method of the actor's class, which is passed itself; arguments may be Ray's references to them. Of a
+        method of `two_results` the first comes, and a reference to the second.
 
         Raises its error; `WorkerLost` if the process is gone, `WorkerLate` if it is late: `timeout` after the call, or
         after the last pass over a micro-batch that the worker has begun since. Cancelling this cancels the method.
         """
         timeout_s, key = timeout if isinstance(timeout, Timeout) else Timeout(timeout)
         method = function.__name__
-        ref = getattr(self.actor, method).remote(*arguments, **named)
+        refs = getattr(self.actor, method).remote(*arguments, **named)
+        ref, *others = refs if isinstance(refs, list) else [refs]
         answer, began = asyncio.wrap_future(ref.future()), time.monotonic()
         try:
             while (remaining_s := max(began, self._passed_at) + timeout_s - time.monotonic()) > 0 and not answer.done():
                 await asyncio.wait([answer], timeout=remaining_s)
             if answer.done():
-                return answer.result()
+                return (answer.result(), *others) if others else answer.result()
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # it has ended, or its process has
                 ray.cancel(ref)

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from ramet.errors import ConfigError, PluginError
+from ramet.errors import PluginError
 from ramet.plugins import origin
-from ramet.plugins.plugin_code import defined_at, failed, named
+from ramet.plugins.plugin_code import boundary, defined_at
 from ramet.types import Grant, StepBudget, StepView
 
 
 def ask_budget(budget: StepBudget, view: StepView, rng: Random) -> list[Grant]:
     """The budget's grants. Raises `PluginError` naming it if it fails or grants what there is not."""
     name, asked = f"step budget {origin(budget)}", f"step {view.step} with {view.budget_left} rollouts left"
-    try:
+    with boundary(name, "branch_policy", on=f" on {asked}"):
         answer = budget.allocate(view, rng)
         grants = list(answer) if isinstance(answer, Iterable) and not isinstance(answer, str) else [answer]
-    except ConfigError as error:
-        raise named(error, name, "branch_policy") from error
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise failed(error, name, f" on {asked}") from error
     problems = [problem for grant in grants for problem in _problems(grant, view)] or _sum_problems(grants, view)
     if problems:
         raise PluginError(

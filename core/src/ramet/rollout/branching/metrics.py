@@ -41,6 +41,14 @@ class BranchMetrics:
             self._lengths[rollout.id in parents].append(length)
         self._changes.extend(_changes(begun))
 
+    def add_all(self, other: BranchMetrics) -> None:
+        """Add the groups of `other`."""
+        self._changes += other._changes
+        self._effective_roots += other._effective_roots
+        self._most_forks += other._most_forks
+        for forked, lengths in other._lengths.items():
+            self._lengths[forked] += lengths
+
     def summary(self) -> dict[str, float]:
         """Metrics; empty without groups; no entropy changes where engines report none or no tool was called."""
         metrics: dict[str, float] = {}

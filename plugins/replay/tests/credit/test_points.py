@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ramet.credit.points import choose, points_of
 from ramet.errors import ConfigError
 from ramet.testing.doubles import ScriptedPolicy
 from ramet.types import AfterTool, Fork
+from ramet_replay.credit.points import choose, points_of
 
 
 def test_of_each_group_the_best_and_the_worst_take_turns(recorded: Callable[..., Path]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,15 +11,15 @@ import pytest
 import torch
 
 from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
-from ramet.check.recorded import prepare
-from ramet.check.replay_test import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
 from ramet.cli import main
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.play.branch import TurnAddress
+from ramet.models.tiny import make_tiny_model
 from ramet.rollout.record import read_records, write_records
-from ramet.runs.recomposed import recomposed
 from ramet.testing import registered
 from ramet.types import Rollout, RolloutState, StepContext, ToolSchema
+from ramet_replay.replay_test.job import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
+
+MakeModel = Callable[[int], Path]
 
 
 class TwoCalls:
@@ -58,7 +57,21 @@ def is_short(rollout: Rollout) -> float:
 
 
 @pytest.fixture(scope="module")
-def recorded(make_model: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """A model by its seed, with distributions that are not flat."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def make(seed: int) -> Path:
+        path = folder / str(seed)
+        if not path.exists():
+            make_tiny_model(path, seed=seed, hidden=64, heads=2, layers=2, intermediate=64, initializer_range=0.1)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def recorded(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A deterministic run of two steps with forks, whose second was sampled by other weights."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("runs")
@@ -103,7 +116,7 @@ def test_unchanged_code_gives_no_difference_and_junit_names_each_rollout(
     assert suites.attrib["failures"] == suites.attrib["errors"] == suites.attrib["skipped"] == "0"
 
 
-def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Callable[[int], Path]) -> None:
+def test_other_engines_compare_log_probabilities(recorded: Path, make_model: MakeModel) -> None:
     same = run(recorded, ["run.deterministic=false"])
     assert same.compare == "logprobs" and found(same) == set()
     other = run(
@@ -129,7 +142,7 @@ def test_a_change_is_found_at_its_turn(
 
 
 def test_other_weights_are_found_and_sampled_from_there(
-    recorded: Path, make_model: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
+    recorded: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["test", str(recorded), "--model", str(make_model(2)), "--samples", "3", "--limit", "1"]
     assert main(arguments) == 1
@@ -169,50 +182,3 @@ def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
         run(recorded, [], ReplayTestOptions(step=9))
     with pytest.raises(ConfigErrors, match="--compare sample"):
         run(recorded, ["run.deterministic=false"], ReplayTestOptions(compare=Compare.SAMPLE))
-
-
-def test_a_run_of_others_names_no_program_by_itself(recorded: Path, tmp_path: Path) -> None:
-    for name in ("config.yaml", "manifest.json", "overrides.txt"):
-        (tmp_path / name).write_bytes((recorded / name).read_bytes())
-    overrides = tmp_path / "overrides.txt"
-    overrides.write_text(overrides.read_text() + "data.columns={prompt: '${oc.env:SECRET,x}'}\n")
-    with pytest.raises(ConfigErrors, match="--trust-recipe"):
-        recomposed(tmp_path)
-
-
-def test_play_draws_another_branch(
-    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "600")  # no text is wrapped
-    before = {path: path.stat().st_mtime_ns for path in recorded.rglob("*")}
-    first = next(iter(api.rollouts(recorded))).rollout
-    place = f"{recorded}:1/{first.task.id}/{first.id}"
-    assert main(["play", "--from", f"{place}:1", "--message", "maybe", "--n", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "branch 2" in out and "maybe<result>5 characters</result>" in out
-    assert main(["play", "--from", f"{place}:0", "--result", "nothing"]) == 0
-    assert "<result>nothing</result>" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in recorded.rglob("*")} == before
-
-
-def test_places_and_results_that_are_not_there(recorded: Path) -> None:
-    with pytest.raises(ConfigError, match="STEP/TASK/ROLLOUT"):
-        TurnAddress.read("runs/first:12")
-    prepared = prepare(recorded, recomposed(recorded), step=1, limit=None)
-    group = prepared.groups[0]
-    place = TurnAddress(run="r", step=1, task=group.name, rollout="7", turn=0)
-    with pytest.raises(ConfigError, match="no rollout '7'"):
-        place.of(prepared.groups)
-    with pytest.raises(ConfigError, match="step 0 of r has no task"):
-        replace(place, step=0).of(prepared.groups)
-
-
-def test_a_continuation_opens_states_with_the_seeds_of_the_record(recorded: Path) -> None:
-    """Their seeds are of the salt, the name, the step and the root in which the rollout began."""
-    group = prepare(recorded, recomposed(recorded), step=1, limit=1).groups[0]
-    rollout = group.rollouts[0]
-    request, other = (group.continued(rollout, 1, 2, purpose) for purpose in ("play", "test"))
-    assert request.begin is not None and request.begin.source.opened_step == 1
-    assert request.begin.source.opened_root == rollout.id.partition(".")[0]
-    assert (request.plan.salt, request.names) == (group.plan.salt, [group.name])
-    assert len({request.step, other.step, 1}) == 3  # other tokens are sampled

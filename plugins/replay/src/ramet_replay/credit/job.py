@@ -20,14 +20,12 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
 from ramet.config.hydra_adapter import override
 from ramet.config.resolved import Resolved
-from ramet.credit.files import CONFIG, CREDIT, POINTS, PointFile, check_folder, folder_of, read_credit, write_credit
-from ramet.credit.measure import credit_rows, measure
-from ramet.credit.points import ChosenRollout, choose, points_of
 from ramet.errors import ConfigError, collected, raise_all
 from ramet.event_loop import run_async
 from ramet.export.job import export_run, find_checkpoint
 from ramet.models.torch_setup import set_up_torch
 from ramet.planning.run_plan import DryRun
+from ramet.report.credit import CREDIT, credit_folder, read_credit
 from ramet.rollout.stateful import replay_problems, step_component
 from ramet.runs.manifest import MANIFEST, Manifest, model_sha256, read_manifest, read_run
 from ramet.runs.own_files import file_rights, is_private
@@ -37,6 +35,9 @@ from ramet.tracking.live import Part, live_line
 from ramet.tracking.rollout_parts import TokenRate, rollout_parts
 from ramet.tracking.run_log import recording
 from ramet.train.groups import masked_limit
+from ramet_replay.credit.files import CONFIG, POINTS, PointFile, check_folder, write_credit
+from ramet_replay.credit.measure import credit_rows, measure
+from ramet_replay.credit.points import ChosenRollout, choose, points_of
 
 logger = logging.getLogger(__name__)
 
@@ -102,16 +103,16 @@ def run(folder: Path, options: CreditOptions) -> CreditResult:
     """Measure; finished points of an earlier process are not repeated. Raises `ConfigErrors` before anything starts."""
     with StopListener().listening(), recording():
         _manifest(folder, options)
-        check_folder(options.out or folder_of(folder))
+        check_folder(options.out or credit_folder(folder))
         with file_rights(private=is_private(folder)):
-            prepared = _prepare(folder, options, _weights(folder, options, options.out or folder_of(folder)))
+            prepared = _prepare(folder, options, _weights(folder, options, options.out or credit_folder(folder)))
             set_up_torch(prepared.resolved.config.run)
             return run_async(_measure(prepared, options))
 
 
 def plan(folder: Path, options: CreditOptions) -> DryRun:
     """Return what `run` would do, and how many tokens it would sample at most. Writes nothing."""
-    out = options.out or folder_of(folder)
+    out = options.out or credit_folder(folder)
     model = options.model or _exported(folder, options)
     prepared = _prepare(folder, options, model)
     points = points_of(prepared.chosen)
@@ -179,7 +180,7 @@ def _prepare(folder: Path, options: CreditOptions, model: Path | None) -> _Prepa
         _ = components.scorer  # its rewards are built
     raise_all(dict.fromkeys(problems))
     chosen = choose(folder, names=options.names, step=options.step, n=options.rollouts)
-    out = options.out or folder_of(folder)
+    out = options.out or credit_folder(folder)
     header = {"run": manifest.id, "model_sha256": model_sha256(resolved), "samples": options.samples}
     file = PointFile(out, {**header, CONFIG: resolved.text})
     file.forget_changed({point.name: point.begins for point in points_of(chosen)})

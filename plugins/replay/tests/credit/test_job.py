@@ -13,13 +13,13 @@ import pytest
 
 from ramet import function_tool
 from ramet.api import train
-from ramet.cli.credit import run as command
-from ramet.credit.files import CREDIT, POINTS
-from ramet.credit.job import CreditOptions, plan, run
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.testing import registered
 from ramet.types import Rollout, RolloutState, StepContext, StepResult, StopReason, ToolCall, ToolSchema, Untrusted
+from ramet_replay.credit.command import credit as command
+from ramet_replay.credit.files import CREDIT, POINTS
+from ramet_replay.credit.job import CreditOptions, plan, run
 
 
 def python(code: str) -> str:
@@ -190,9 +190,3 @@ def test_no_checkpoint_is_exported_into_the_folder_of_something_else(trained: Pa
     with pytest.raises(ConfigError, match="other files"):
         run(trained, CreditOptions(checkpoint=1, out=tmp_path / "mine"))
     assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize("words", [[], ["a", "b"]])
-def test_one_run_is_named(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="one run"):
-        command(words)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ramet.check.replay_test import ReplayOutcome, ReplayTestResult, describe_samples
 from ramet.io.atomic import write_file
+from ramet_replay.replay_test.job import ReplayOutcome, ReplayTestResult, describe_samples
 
 NAME = "ramet test"
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ramet.cluster.interfaces import Rollouts
-from ramet.credit.files import MeasuredPoint, PointFile
-from ramet.credit.points import ChosenRollout, CreditPoint, points_of
-from ramet.credit.values import Value, difference, known, value_of
 from ramet.event_loop import first_error
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.scoring import ScoredGroup, Scorer, check_failures
 from ramet.train.groups import check_infrastructure, play
+from ramet_replay.credit.files import MeasuredPoint, PointFile
+from ramet_replay.credit.points import ChosenRollout, CreditPoint, points_of
+from ramet_replay.credit.values import Value, difference, known, value_of
 
 logger = logging.getLogger(__name__)
 Report = Callable[[int], None]  # number of measured points

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ramet.cli.terminal import Parser, run_folder, say
-from ramet.config.hydra_adapter import override
 from ramet.errors import ConfigError, raise_all
 
 SAME, DIFFERENT, FAILED = 0, 1, 2  # exit codes
 TOOLS, COMPARE = ("recorded", "run"), ("sample", "logprobs")
 
 
-def run(arguments: Sequence[str]) -> int:
+def test(arguments: Sequence[str]) -> int:
+    """test an agent: run recorded rollouts again, and name what differs"""
     options = _parser().read(arguments)
     if options is None:
         return SAME
@@ -23,8 +23,10 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("test: name a run, as in `ramet test runs/mine`; see `ramet test --help`")
     folder, overrides = run_folder(Path(options.words[0])), list(options.words[1:])
     if options.model is not None:
+        from ramet.config.hydra_adapter import override  # loads Hydra
+
         overrides.append(override("model.path", str(options.model)))
-    job, junit = (importlib.import_module(f"ramet.check.{name}") for name in ("replay_test", "junit"))
+    job, junit = (importlib.import_module(f"ramet_replay.replay_test.{name}") for name in ("job", "junit"))
     raise_all(junit.check_junit(options.junit) if options.junit is not None else [])
     started = time.monotonic()
     result = job.run(

@@ -27,8 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramet.check.agreement import DEFAULTS, Statistic
-from ramet.check.differences import Difference, DifferenceKind, first_difference
-from ramet.check.recorded import PreparedTest, TestedGroup, prepare, weights_after
 from ramet.cluster.local import LocalRollouts
 from ramet.components.build import start_rewards
 from ramet.components.engines import build_engine, max_sequence_tokens
@@ -42,12 +40,16 @@ from ramet.event_loop import run_async
 from ramet.export.check import SampleSequence, logprobs
 from ramet.models.loading import build_encoder, load_model
 from ramet.models.torch_setup import set_up_torch
-from ramet.rollout.branching.recorded_tree import RecordedTree
+from ramet.play.recorded import PreparedReplay, ReplayGroup, prepare, weights_after
+from ramet.rollout.keys import RolloutKey
 from ramet.rollout.plan import RolloutRequest
-from ramet.rollout.played import PlayedEngine, PlayedTool, RecordedCalls, RecordedTokens, token_ids
+from ramet.rollout.played import PlayedEngine
 from ramet.runs.recomposed import recomposed
 from ramet.tracking.run_log import recording
 from ramet.types import Group, Rollout, SegmentKind
+from ramet_replay.replay_test.differences import Difference, DifferenceKind, first_difference
+from ramet_replay.replay_test.played import PlayedTool, RecordedCalls, RecordedTokens, token_ids
+from ramet_replay.replay_test.recorded_tree import RecordedTree
 
 logger = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
@@ -99,7 +101,7 @@ class ReplayTestOptions:
 class ReplayOutcome:
     """The result of one rollout; neither `difference`, `fault` nor `untested`: it is as recorded."""
 
-    group: TestedGroup
+    group: ReplayGroup
     rollout: Rollout
     reward: float | None  # recorded
     difference: Difference | None = None
@@ -148,10 +150,23 @@ def _repeats(config: Config) -> bool:
     return config.run.deterministic and config.engine.name == "torch"
 
 
-async def _play(rollouts: LocalRollouts, groups: Sequence[TestedGroup]) -> dict[int, dict[str, Rollout]]:
+def _why_untested(group: ReplayGroup, rollout: Rollout) -> str | None:
+    """Why the rollout cannot run again; None: it can."""
+    if rollout.fault is not None:
+        return "masked: its tools or its engine failed"
+    if rollout.prefix is not None or any(r.prefix for r in group.rollouts if r.id == rollout.id.split(".")[0]):
+        return "began with a stored prefix of another step"
+    return None
+
+
+def _key(group: ReplayGroup, rollout: Rollout) -> str:
+    return RolloutKey(group.plan.salt, group.record.step, group.name, rollout.id).text
+
+
+async def _play(rollouts: LocalRollouts, groups: Sequence[ReplayGroup]) -> dict[int, dict[str, Rollout]]:
     """Run groups again; returns their rollouts by id, by the `id()` of the group."""
 
-    def alike(group: TestedGroup) -> tuple[int, int, bool, str]:
+    def alike(group: ReplayGroup) -> tuple[int, int, bool, str]:
         return group.record.step, len(group.rollouts), group.plan.branch, group.benchmark
 
     now: dict[int, dict[str, Rollout]] = {}
@@ -167,7 +182,7 @@ async def _play(rollouts: LocalRollouts, groups: Sequence[TestedGroup]) -> dict[
 class _Test:
     """One test of a run."""
 
-    def __init__(self, folder: Path, prepared: PreparedTest, options: ReplayTestOptions, compare: Compare) -> None:
+    def __init__(self, folder: Path, prepared: PreparedReplay, options: ReplayTestOptions, compare: Compare) -> None:
         self.folder, self.prepared, self.options, self.compare = folder, prepared, options, compare
         self.config = prepared.resolved.config
         self.encoder = build_encoder(self.config)
@@ -180,7 +195,7 @@ class _Test:
                 group=group,
                 rollout=scored.rollout,
                 reward=scored.reward,
-                untested=group.why_untested(scored.rollout)
+                untested=_why_untested(group, scored.rollout)
                 or (None if self.options.one_model else group.missing_weights(self.folder, self.config)),
             )
             for group in self.prepared.groups
@@ -199,7 +214,7 @@ class _Test:
                     await self._engine.close()
         return ReplayTestResult(run=self.folder, compare=self.compare, outcomes=outcomes)
 
-    def _version(self, group: TestedGroup) -> int:
+    def _version(self, group: ReplayGroup) -> int:
         """Number of updates of the weights to test the group with."""
         return 0 if self.options.one_model else group.n_updates
 
@@ -210,7 +225,7 @@ class _Test:
         if not groups:
             return
         sample = self.compare is Compare.SAMPLE
-        by_key = {group.key(rollout): rollout for group in groups for rollout in group.rollouts}
+        by_key = {_key(group, rollout): rollout for group in groups for rollout in group.rollouts}
         engine = self._build_engine() if sample else None
         info = self._recorded_info() if engine is None else engine.info
         script = RecordedTokens(by_key, self.encoder, sample=sample)

@@ -25,7 +25,7 @@ from ramet.models.loading import load_model
 from ramet.plugins.component_checks import is_agent
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.rollout.branching.budgets import step_budget
-from ramet.rollout.keys import RolloutKey, stable_seed
+from ramet.rollout.keys import stable_seed
 from ramet.rollout.plan import RolloutPlan, RolloutRequest
 from ramet.rollout.prefixes import prefix_at
 from ramet.rollout.record import GroupRecord, read_records
@@ -36,7 +36,7 @@ CHECKPOINTS = "checkpoints"  # of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestedGroup:
+class ReplayGroup:
     """A group of a record. `task` is today's: the prompt may be another one than the record's."""
 
     record: GroupRecord
@@ -71,9 +71,6 @@ class TestedGroup:
             return "the weights that sampled it are not kept; name a model with --model"
         return None
 
-    def key(self, rollout: Rollout) -> str:
-        return RolloutKey(self.plan.salt, self.record.step, self.name, rollout.id).text
-
     def continued(self, rollout: Rollout, turn: int, n: int, purpose: str) -> RolloutRequest:
         """Return the request for `n` rollouts from where a turn of a rollout begins; 0: from the prompt of today.
 
@@ -85,23 +82,15 @@ class TestedGroup:
         step = stable_seed(purpose, self.record.step, rollout.id)
         return RolloutRequest(tasks=[self.task], step=step, plan=plan, begin=begin, names=[self.name])
 
-    def why_untested(self, rollout: Rollout) -> str | None:
-        """Why the rollout cannot run again; None: it can."""
-        if rollout.fault is not None:
-            return "masked: its tools or its engine failed"
-        if rollout.prefix is not None or any(r.prefix for r in self.rollouts if r.id == rollout.id.split(".")[0]):
-            return "began with a stored prefix of another step"
-        return None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedTest:
-    """The checked parts of a test, as `ramet train` or `ramet eval` would build them today."""
+class PreparedReplay:
+    """The checked parts, as `ramet train` or `ramet eval` would build them today."""
 
     resolved: Resolved
     components: Components
     tools: ToolNames
-    groups: list[TestedGroup]
+    groups: list[ReplayGroup]
     benchmarks: dict[str, Benchmark]  # by name; empty: the components' rewards score
 
 
@@ -114,7 +103,7 @@ def weights_after(run: Path, config: Config, step: int) -> dict[str, Tensor]:
 
 def prepare(
     folder: Path, resolved: Resolved, *, step: int | None, limit: int | None, with_engine: bool = True
-) -> PreparedTest:
+) -> PreparedReplay:
     """Do all checks, reported together in `ConfigErrors`, and read the record.
 
     `step`: only of this step; None: of all. `limit`: at most so many groups. `with_engine`: the engine
@@ -124,7 +113,7 @@ def prepare(
         if step is not None:
             raise ConfigError(f"step {step}: {folder} is an evaluation, which has no steps")
         parts = evaluation.prepare(resolved)
-        prepared = PreparedTest(
+        prepared = PreparedReplay(
             resolved=resolved,
             components=parts.components,
             tools=parts.tools,
@@ -135,7 +124,7 @@ def prepare(
         components = Components(resolved.config)
         if step_budget(resolved.config.train.budget, components.branch_policy) is not None:
             raise ConfigError(f"{folder} has a step budget (train.budget): its groups, of any size, cannot be repeated")
-        prepared = PreparedTest(
+        prepared = PreparedReplay(
             resolved=resolved,
             components=components,
             tools=_checked(resolved, components, with_engine),
@@ -157,7 +146,7 @@ def _checked(resolved: Resolved, components: Components, with_engine: bool) -> T
     return tools
 
 
-def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[TestedGroup]:
+def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[ReplayGroup]:
     if resolved.job != "train":
         raise ConfigError(f"{folder} is a `ramet {resolved.job}` run, which has no rollouts")
     for file in recorded_files(folder):
@@ -169,10 +158,10 @@ def _trained(folder: Path, resolved: Resolved, step: int | None) -> Iterator[Tes
             name = task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}"
             seen[task.id] += 1
             plan = _plan(record, RolloutPlan(temperature=resolved.config.rollout.temperature, salt="train"))
-            yield TestedGroup(record=record, task=task, name=name, plan=plan)
+            yield ReplayGroup(record=record, task=task, name=name, plan=plan)
 
 
-def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> Iterator[TestedGroup]:
+def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> Iterator[ReplayGroup]:
     """A task has the prompt and the tools that the benchmark's rules give it today."""
     stored = stored_evaluation(load_results(folder)[0])
     tasks = {(name, task.id): task for name, of_benchmark in parts.tasks.items() for task in of_benchmark}
@@ -181,8 +170,8 @@ def _evaluated(folder: Path, parts: evaluation.PreparedEvaluation, k: int) -> It
         if task is None:
             raise ConfigError(f"{name} has no task {record.group.task.id!r} now, which {folder} has rollouts of")
         plan = _plan(record, parts.rules[name].plan(k))
-        own = replace(task)  # an object for each group, by which `RecordedTree` finds it
-        yield TestedGroup(record=record, task=own, name=task.id, plan=plan, benchmark=name)
+        own = replace(task)  # an object for each group, by which a branch policy finds it
+        yield ReplayGroup(record=record, task=own, name=task.id, plan=plan, benchmark=name)
 
 
 def _plan(record: GroupRecord, plan: RolloutPlan) -> RolloutPlan:

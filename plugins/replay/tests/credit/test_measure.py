@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ramet.credit.files import POINTS, PointFile
-from ramet.credit.measure import credit_rows, measure
-from ramet.credit.points import ChosenRollout, choose
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.scoring import Scorer
+from ramet_replay.credit.files import POINTS, PointFile
+from ramet_replay.credit.measure import credit_rows, measure
+from ramet_replay.credit.points import ChosenRollout, choose
 
 HEADER = {"run": "r", "model_sha256": "m", "samples": 4, "config": "run:\n  seed: 1\n"}
 

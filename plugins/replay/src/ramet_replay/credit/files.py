@@ -6,8 +6,6 @@ reads it and repeats no point. `credit.jsonl` has a line for each turn of the ch
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +15,11 @@ from ramet.errors import ConfigError
 from ramet.evaluate.lines import HEADER, ResumableLines
 from ramet.io.atomic import open_atomic
 from ramet.io.json_lines import json_line
+from ramet.report.credit import CREDIT
 from ramet.runs.resume import config_differences, is_safe
 
-logger = logging.getLogger(__name__)
 SCHEMA = 1
-POINTS, CREDIT = "points.jsonl", "credit.jsonl"
+POINTS = "points.jsonl"
 OWN = (POINTS, CREDIT, "services", "model", ".")  # how names in the folder begin
 CONFIG = "config"  # in a header: the configuration as YAML
 
@@ -42,11 +40,6 @@ class MeasuredPoint:
     @property
     def valid(self) -> list[float]:
         return [reward for reward in self.rewards if reward is not None]
-
-
-def folder_of(run: Path) -> Path:
-    """Return the folder that measurements of a run are written to unless another one is named."""
-    return run.with_name(f"{run.name}.credit")
 
 
 def check_folder(folder: Path) -> None:
@@ -129,14 +122,3 @@ def write_credit(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     with open_atomic(folder / CREDIT) as file:
         file.writelines(map(json_line, rows))
     return folder / CREDIT
-
-
-def read_credit(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of `credit.jsonl`; none where there is no such file. A broken one is reported and left out."""
-    try:
-        return [json.loads(line) for line in (folder / CREDIT).read_bytes().splitlines()]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        logger.warning("%s could not be read: %s", folder / CREDIT, error)
-        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramet.credit.values import Value, difference, known, value_of, wilson
+from ramet_replay.credit.values import Value, difference, known, value_of, wilson
 
 BINARY = [0.0, 1.0]
 

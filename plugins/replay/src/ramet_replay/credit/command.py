@@ -16,7 +16,8 @@ COLUMNS = ("rollout", "turn", "call", "worth", "95 % interval", "before", "after
 WIDEST = 40  # characters of a call
 
 
-def run(arguments: Sequence[str]) -> int:
+def credit(arguments: Sequence[str]) -> int:
+    """measure what each tool call of recorded rollouts was worth"""
     options = _parser().read(arguments)
     if options is None:
         return 0
@@ -25,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     if len(runs) != 1:
         raise ConfigError("credit: give one run, its directory or its name under runs/, as in ramet credit runs/first")
     folder = run_folder(Path(runs[0]))
-    job = importlib.import_module("ramet.credit.job")  # loads torch
+    job = importlib.import_module("ramet_replay.credit.job")  # loads torch
     asked = job.CreditOptions(
         rollouts=options.rollouts,
         names=tuple(options.rollout or ()),

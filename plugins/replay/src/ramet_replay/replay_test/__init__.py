@@ -1,0 +1,1 @@
+"""`ramet test`: recorded rollouts as regression tests of an agent."""
