@@ -24,6 +24,8 @@ def test_a_run_is_summarised_by_its_last_step_its_plan_and_how_it_ended(tmp_path
     assert (finished.done, finished.planned, finished.result, finished.valid) == (2, 2, 0.5, 0.75)
     failed = summarise_run(write_training(tmp_path, "bad", [0.25], error=ValueError("x")))
     assert (failed.state, failed.done, failed.planned) == ("failed", 1, 10), "40 tasks that fit, 4 a step"
+    drawn = ("train.budget=contrast", "train.budget_tasks=8")
+    assert summarise_run(write_training(tmp_path, "spread", [0.5], *drawn)).planned == 5, "8 are drawn a step"
     assert summarise_run(write_training(tmp_path, "cut", [], error=KeyboardInterrupt())).state == "stopped"
     assert finished.size == sum(file.stat().st_size for file in finished.path.rglob("*") if file.is_file())
 

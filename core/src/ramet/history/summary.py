@@ -202,9 +202,10 @@ def _planned_steps(config: Mapping[str, Any], manifest: Manifest) -> int | None:
     try:
         if train.get("steps"):
             return int(train["steps"])
-        if data is None or not train.get("tasks_per_step"):
+        drawn = train.get("budget_tasks") or train.get("tasks_per_step")
+        if data is None or not drawn:
             return None
-        return max(1, (data.tasks - data.too_long - data.by_difficulty) // int(train["tasks_per_step"]))
+        return max(1, (data.tasks - data.too_long - data.by_difficulty) // int(drawn))
     except ODD:  # also ${oc.env:STEPS}, whose value is not recorded
         return None
 

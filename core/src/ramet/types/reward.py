@@ -38,8 +38,8 @@ class Reward(Protocol):
     `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, problems of its options with these tool names.
 
     `per_rollout` True says that a score depends only on its own rollout. The core may then score a rollout as soon as
-    it ends, in a group of one (for branch policies with `Need.REWARDS`). Without `start` and `aclose` it may also be
-    called in the workers of `cluster=ray`, each of which has its own object.
+    it ends, in a group of one (for branch policies with `Need.REWARDS`). Without `start` it may also be called in the
+    workers of `cluster=ray`, each of which has its own object and closes it.
     """
 
     per_rollout: bool = False
