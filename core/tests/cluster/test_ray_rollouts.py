@@ -476,6 +476,7 @@ def test_groups_that_are_lost_with_their_node_are_masked_and_have_no_rows(shared
         n_lost = 2 if first.group.valid == second.group.valid == () else 1  # both may have run on one worker
         assert [group.n_rows for group in learned] == [0, 4 * (2 - n_lost)]
         assert {one.rollout.fault for one in first.group.rollouts} == {group_parts.LOST} and not first.advantages
+        assert [one.parts["r"] for one in first.group.rollouts] == [0.0, 1.0, 2.0, 0.0], "its scores are known"
 
     def nothing(parts: Any) -> Any:
         raise PartLost("groups are lost with their node")

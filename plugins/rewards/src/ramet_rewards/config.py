@@ -32,7 +32,10 @@ class MathConfig:
         60.0, "CPU time of slow answers together, in seconds; beyond it an answer has 0.25 s for a while", above=0
     )
     workers: int = option(
-        2, "processes that compare; they start with the first answer that is not equal as text", above=0
+        2,
+        "processes that compare, of each worker where workers score (cluster=ray); they start with the first answer "
+        "that is not equal as text",
+        above=0,
     )
     allow_terms: bool = option(False, "a term with the value of the gold number is right too (17*23 for 391)")
 

@@ -38,7 +38,7 @@ from ramet.policy.advantages import GroupToLearn, LearnedGroup, learn_group, rec
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.record import GroupRecord, part_path, write_records
 from ramet.rollout.record_files import publish_parts, write_index
-from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.rollout.scoring import ScoredGroup
 from ramet.types import AdvantageEstimator, Fault, Group, Rollout
 
 logger = logging.getLogger(__name__)
@@ -250,9 +250,9 @@ def _stored(store: GroupStore) -> list[Group] | None:
 
 
 def _masked(group: ScoredGroup) -> ScoredGroup:
-    """Return a group of whose rollouts none is valid."""
+    """Return a group of whose rollouts none is valid, with the parts of their scores and the reasons."""
     rollouts = tuple(
-        ScoredRollout(rollout=replace(one.rollout, fault=one.rollout.fault or LOST), reward=None)
+        replace(one, rollout=replace(one.rollout, fault=one.rollout.fault or LOST), reward=None, token_rewards={})
         for one in group.rollouts
     )
     return replace(group, rollouts=rollouts)
