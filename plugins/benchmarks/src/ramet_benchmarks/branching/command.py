@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ def bench(arguments: Sequence[str]) -> int:
     """measure branch policies at equal tool calls and tokens, against controls"""
     options = _parser().parse_args(arguments)
     options.work = options.work or (SMOKE_WORK if options.smoke else WORK)
+    options.seeds = options.seeds or (1 if options.smoke else 3)
     if absent := [package for module, package in NEEDED.items() if find_spec(module) is None]:
         raise ConfigError(
             f"ramet bench branching needs {' and '.join(absent)}: pip install 'ramet-benchmarks[branching]'"
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("branching", help=summary, description=summary, epilog=EPILOG, formatter_class=formatter)
     add.add_argument("policies", nargs="+", metavar="POLICY", help="branch policies to measure")
     add.add_argument("--tasks", nargs="+", choices=TASKS, default=["hops"], help="kinds of task (default: hops)")
-    add.add_argument("--seeds", type=_positive, default=3, help="checkpoints, each of a seed (default: 3)")
+    add.add_argument("--seeds", type=_positive, help="checkpoints, each of a seed (default: 3; with --smoke 1)")
     add.add_argument("--first", type=int, default=1, help="first seed (default: 1)")
     add.add_argument("--steps", type=_positive, help="training steps of an arm (default: 18)")
     add.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of SFT and of all arms")
@@ -90,13 +92,13 @@ def _run_all(options: argparse.Namespace) -> list[dict[str, Any]] | None:
     from ramet_benchmarks.branching.arms import arms_of
     from ramet_benchmarks.branching.runs import run
 
-    arms = arms_of(options.policies)
+    seeds = range(options.first, options.first + options.seeds)
+    planned = list(product(seeds, dict.fromkeys(options.tasks), arms_of(options.policies)))
     made_by = {name: version(name) for name in ("ramet", "ramet-benchmarks")}
     runs = []
-    for seed in range(options.first, options.first + options.seeds):
-        for name in dict.fromkeys(options.tasks):
-            for arm in arms:
-                runs.append(run(options.work, _kind(name, options), arm.name, arm.keys, seed, made_by))
+    for number, (seed, name, arm) in enumerate(planned, start=1):
+        print(f"{number} of {len(planned)}: {arm.name}, seed {seed}, {name}", flush=True)
+        runs.append(run(options.work, _kind(name, options), arm.name, arm.keys, seed, made_by))
     return None if None in runs else [numbers for numbers in runs if numbers is not None]
 
 

@@ -424,7 +424,7 @@ def describe(result: ReplayTestResult) -> list[str]:
     for outcome in differing[:SHOWN]:
         lines += [f"{_name(outcome)}: {outcome.difference}", *(f"  {text}" for text in describe_samples(outcome))]
     if len(differing) > SHOWN:
-        lines.append(f"… and {len(differing) - SHOWN} more, which --junit FILE lists")
+        lines.append(f"… and {len(differing) - SHOWN} more; --junit FILE lists all")
     lines += [f"{_name(outcome)}: failed: {outcome.fault}" for outcome in failed[:SHOWN]]
     kinds = Counter(str(outcome.difference.kind) for outcome in differing if outcome.difference is not None)
     counted = f" ({', '.join(f'{kind} {n}' for kind, n in kinds.most_common())})" if kinds else ""
