@@ -123,7 +123,7 @@ class RayWorker:
                 await asyncio.wait([answer], timeout=remaining_s)
             if answer.done():
                 for other in others if answer.exception() is not None else ():
-                    other.future()  # read, since Ray prints errors that nobody reads; it has the error of the first
+                    other.future()  # read, since Ray prints errors that are not read; it has the error of the first
                 return (answer.result(), *others) if others else answer.result()
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # it has ended, or its process has
