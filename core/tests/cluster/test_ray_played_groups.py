@@ -39,7 +39,7 @@ def test_groups_are_scored_while_those_of_another_step_are_written(tmp_path: Pat
     async def work() -> None:
         writing = asyncio.create_task(asyncio.to_thread(write))
         while not writing.done():
-            [scores] = await played.score(7, scorer)
+            [scores] = await played.score(7, 1, scorer)
             assert scores["1"].reward == 1.0
         await writing
 

@@ -131,9 +131,9 @@ class Stub(Actor):
         groups = await self.run_groups(request)
         return [counted(group, 2) for group in groups], groups
 
-    async def score_groups(self, ticket: int) -> list[dict[str, RolloutScore]]:
+    async def score_groups(self, ticket: int, n: int) -> list[dict[str, RolloutScore]]:
         scorer = Scorer([WeightedReward(name="r", plugin="stub", reward=per_rollout(ByNumber(self.folder)))])
-        return await self.played.score(ticket, scorer)
+        return await self.played.score(ticket, n, scorer)
 
     @in_group(SAVE)
     def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:
@@ -460,22 +460,29 @@ def test_the_driver_of_groups_that_workers_score_has_no_tokens_and_the_same_reco
     with_rollouts(work)
 
 
-def test_groups_that_are_lost_with_their_node_are_masked_and_have_no_rows(shared, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("methods", "rows", "fault"),
+    [(["learn_groups", "write_part"], 0, group_parts.LOST), (["write_part"], 4, group_parts.TRAINED)],
+    ids=["before_the_update", "after_it"],
+)
+def test_groups_that_are_lost_with_their_node_are_masked_in_the_record(
+    shared, tmp_path, monkeypatch, methods, rows, fault
+):
     async def work(rollouts: RayRollouts) -> None:
         plan = replace(PLAN, recorded=True, scored=True)
         kept = await rollouts.run(RolloutRequest(tasks=tasks("short-n0", "short-n1"), step=1, plan=plan))
         records = [GroupRecord(step=1, group=await in_driver().score(group)) for group in kept]
         worker = rollouts.parts._played[id(kept[0].rollouts[0].stats)].worker
         lost = WorkerLost("rollout worker 0 is lost")
-        monkeypatch.setattr(worker, "call", failing(worker.call, {"learn_groups": lost, "write_part": lost}))
+        monkeypatch.setattr(worker, "call", failing(worker.call, dict.fromkeys(methods, lost)))
         monkeypatch.setattr(group_parts, "fetched", nothing)
         _, learned = await rollouts.parts.learn(ESTIMATOR, [to_learn(one, i) for i, one in enumerate(records)])
         await rollouts.recorder(tmp_path / "step_000001", records)
         monkeypatch.undo()
         first, second = read_records(tmp_path / "step_000001")
         n_lost = 2 if first.group.valid == second.group.valid == () else 1  # both may have run on one worker
-        assert [group.n_rows for group in learned] == [0, 4 * (2 - n_lost)]
-        assert {one.rollout.fault for one in first.group.rollouts} == {group_parts.LOST} and not first.advantages
+        assert [group.n_rows for group in learned] == [rows, rows if n_lost == 2 else 4]
+        assert {one.rollout.fault for one in first.group.rollouts} == {fault} and not first.advantages
         assert [one.parts["r"] for one in first.group.rollouts] == [0.0, 1.0, 2.0, 0.0], "its scores are known"
 
     def nothing(parts: Any) -> Any:

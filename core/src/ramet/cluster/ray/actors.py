@@ -94,10 +94,10 @@ class RolloutActor(Actor):
         groups = await self.run_groups(request)
         return [counted(group, self.first_tokens) for group in groups], groups
 
-    async def score_groups(self, ticket: int) -> list[dict[str, RolloutScore]]:
+    async def score_groups(self, ticket: int, n: int) -> list[dict[str, RolloutScore]]:
         """Return the scores of all rollouts of each group, with rewards that need no start (`may_move`)."""
         self.scorer = self.components.scorer
-        return await self.played.score(ticket, self.scorer)
+        return await self.played.score(ticket, n, self.scorer)
 
     @in_group(SAVE)
     def learn_groups(self, groups: Sequence[PartToLearn]) -> LearnedPart:

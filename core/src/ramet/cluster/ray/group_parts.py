@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 GroupStore = ObjectRef[list[Group]]
 LOST = Fault(where="node", message="the node that ran it is lost, and its tokens with it")
+TRAINED = Fault(where="node", message="the update has used it; its tokens are lost with the node that ran it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class _Recorded:
         group is lost.
         """
         if group is None:
-            return replace(self.record, group=_masked(self.record.group), advantages={})
+            fault = LOST if self.learned is None else TRAINED
+            return replace(self.record, group=_masked(self.record.group, fault), advantages={})
         if self.learned is None:
             return replace(self.record, group=group)
         estimator, to_learn = self.learned
@@ -115,7 +117,7 @@ class GroupParts:
         entry for each group. Raises as `learn_group`.
         """
         by_worker = defaultdict[RayWorker | None, list[int]](list)
-        played = [self._played.get(self._note_learned(estimator, group)) for group in groups]
+        played = [self._played.get(_identity_of(group)) for group in groups]
         for i, known in enumerate(played):
             by_worker[None if known is None else known.worker].append(i)
         batches: list[ObjectRef[list[TrainBatch]]] = []
@@ -127,14 +129,19 @@ class GroupParts:
             learned.update(zip(indices, part.groups, strict=True))
 
         await run_together(*(learn_part(worker, indices) for worker, indices in by_worker.items()))
-        return tuple(batches), [learned[i] for i in range(len(groups))]
+        in_order = [learned[i] for i in range(len(groups))]
+        self._note_learned(estimator, groups, in_order)
+        return tuple(batches), in_order
 
-    def _note_learned(self, estimator: AdvantageEstimator, group: GroupToLearn) -> int:
-        """Note that the group's record has advantages; returns its identity."""
-        identity = _identity([scored.rollout for scored in group.group.rollouts])
-        assert identity is not None  # it has rows
-        self._learned[identity] = estimator, group
-        return identity
+    def _note_learned(
+        self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn], learned: Sequence[LearnedGroup]
+    ) -> None:
+        """Note that the record of groups with rows has advantages."""
+        for group, own in zip(groups, learned, strict=True):
+            if own.n_rows:
+                self._learned[_identity_of(group)] = estimator, group
+            else:
+                self._learned.pop(_identity_of(group), None)
 
     async def _learn_part(
         self,
@@ -153,8 +160,10 @@ class GroupParts:
 
     async def learn_here(self, estimator: AdvantageEstimator, groups: Sequence[GroupToLearn]) -> LearnedPart:
         """Do in the driver what `learn` does. Raises as `learn_group`."""
-        played = [self._played.get(self._note_learned(estimator, group)) for group in groups]
-        return await asyncio.to_thread(_learn_here, estimator, list(zip(played, groups, strict=True)))
+        played = [self._played.get(_identity_of(group)) for group in groups]
+        part = await asyncio.to_thread(_learn_here, estimator, list(zip(played, groups, strict=True)))
+        self._note_learned(estimator, groups, part.groups)
+        return part
 
     async def write(self, path: Path, records: Sequence[GroupRecord]) -> None:
         """Write the record of a step to the folder `path`, which appears complete or not at all. The advantages of
@@ -249,10 +258,10 @@ def _stored(store: GroupStore) -> list[Group] | None:
     return groups
 
 
-def _masked(group: ScoredGroup) -> ScoredGroup:
+def _masked(group: ScoredGroup, fault: Fault) -> ScoredGroup:
     """Return a group of whose rollouts none is valid, with the parts of their scores and the reasons."""
     rollouts = tuple(
-        replace(one, rollout=replace(one.rollout, fault=one.rollout.fault or LOST), reward=None, token_rewards={})
+        replace(one, rollout=replace(one.rollout, fault=one.rollout.fault or fault), reward=None, token_rewards={})
         for one in group.rollouts
     )
     return replace(group, rollouts=rollouts)
@@ -261,6 +270,12 @@ def _masked(group: ScoredGroup) -> ScoredGroup:
 def _identity(rollouts: Sequence[Rollout]) -> int | None:
     """Return the identity of the `stats` of a group's first rollout, which scoring keeps; None: it has no rollout."""
     return id(rollouts[0].stats) if rollouts else None
+
+
+def _identity_of(group: GroupToLearn) -> int:
+    identity = _identity([scored.rollout for scored in group.group.rollouts])
+    assert identity is not None  # it has rows
+    return identity
 
 
 def to_learn(place: GroupPlace, group: GroupToLearn) -> PartToLearn:

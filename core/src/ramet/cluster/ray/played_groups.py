@@ -7,7 +7,6 @@ part of the record into a file of its own, and the driver fetches that in pieces
 from __future__ import annotations
 
 import asyncio
-import itertools
 import shutil
 import tempfile
 from array import array
@@ -95,13 +94,12 @@ class PlayedGroups:
     def keep(self, ticket: int, groups: Sequence[Group]) -> None:
         self._groups |= {GroupPlace(ticket, index): group for index, group in enumerate(groups)}
 
-    async def score(self, ticket: int, scorer: Scorer) -> list[dict[str, RolloutScore]]:
-        """Return the scores of each group of a ticket, by rollout. Raises as `Scorer.score`.
+    async def score(self, ticket: int, n: int, scorer: Scorer) -> list[dict[str, RolloutScore]]:
+        """Return the scores of each of the `n` groups of a ticket, by rollout. Raises as `Scorer.score`.
 
         Groups are looked up one by one: meanwhile another thread may `write` the groups of another step.
         """
-        places = (GroupPlace(ticket, index) for index in itertools.count())
-        groups = [self._groups[place] for place in itertools.takewhile(self._groups.__contains__, places)]
+        groups = [self._groups[GroupPlace(ticket, index)] for index in range(n)]
         scored = await asyncio.gather(*map(scorer.score, groups))
         return [scores_of(group) for group in scored]
 

@@ -203,7 +203,8 @@ class RayRollouts:
         complete, and the driver's rewards score them. Raises `PartLost` if they are lost with it.
         """
         try:
-            scores = await worker.call(math.inf, RolloutActor.score_groups, ticket)  # rewards have their own time-outs
+            # Rewards have their own time-outs.
+            scores = await worker.call(math.inf, RolloutActor.score_groups, ticket, len(groups))
         except InfraError as error:
             self.workers.replace(worker, error)
             [complete] = await asyncio.to_thread(fetched, [store])
