@@ -8,7 +8,7 @@ SERVER = "engine=openai measures a model behind such a server (engine.params.ser
 RAY = "cluster=ray connects processes that a scheduler started (docs/scaling.md); cluster=local is one process"
 SHARDS = "cluster=ray shards the policy over cluster.policy_workers (FSDP2)"
 LOGGED = "wandb, tensorboard and jsonl (a file of the run) serve here; `ramet new tracker NAME` starts another one"
-PACKAGE = "It is in a package: pip install {!r}"
+PACKAGE = "It is in a package: pip install {!r}. Add --find-links FOLDER where Ramet's wheels are in a folder"
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "engine": {
         **dict.fromkeys(("sglang", "tgi", "lmdeploy", "ollama", "llamacpp", "llama_cpp", "litellm", "server"), SERVER),
