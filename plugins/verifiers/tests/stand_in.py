@@ -46,10 +46,12 @@ class StandIn:
         if do == "fail":
             raise OSError("no disk")
         if do == "wait":
+            file = Path(request["data"]["file"])
+            file.with_suffix(".began").touch()
             try:
                 await asyncio.sleep(100)
             finally:
-                Path(request["data"]["file"]).touch()
+                file.touch()
         if do == "read":
             return {"answer": sys.stdin.read()}
         return {"answer": await asyncio.to_thread(ask, request)}

@@ -93,7 +93,8 @@ def test_an_episode_ends_in_the_worker_when_it_is_cancelled_and_when_the_worker_
             first, second = (
                 asyncio.create_task(worker.run(doing("wait", file=str(tmp_path / name)))) for name in ("1", "2")
             )
-            await worker.run(doing("read"))  # the worker has read the requests before
+            for name in ("1", "2"):
+                assert await seen(tmp_path / f"{name}.began")
             first.cancel()
             assert await seen(tmp_path / "1") and not second.done()
         with pytest.raises(InfraError, match="ended with code 0"):
