@@ -154,7 +154,7 @@ class RayRollouts:
                 allowed_s, key = deadline.left(), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have their own time-outs
             ticket = self.parts.next_ticket() if plan.recorded else None
-            asked = replace(part, plan=replace(plan, kept=True), deadline_s=allowed_s, ticket=ticket)
+            asked = replace(part, plan=replace(plan, kept=True, counted=False), deadline_s=allowed_s, ticket=ticket)
             try:
                 groups = await self._play(worker, asked, Timeout(allowed_s + patience, key), size)
                 break
