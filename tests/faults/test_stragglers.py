@@ -17,8 +17,8 @@ from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.types import Task, user_prompt
 
-SHORT_S = 0.8  # instead of the deadlines of a real run
-MARGIN_S = 5.0
+SHORT_S = 2.0  # instead of the deadlines of a real run
+MARGIN_S = 60.0  # of a loaded machine; the call itself takes 300 s
 BY_CALL = ["tools.fault_tool.timeout_s=0.5", "tools.fault_tool.retries=0"]
 BY_ROLLOUT = ["tools.fault_tool.timeout_s=600", f"rollout.deadline_s={SHORT_S}"]
 BY_STEP = ["tools.fault_tool.timeout_s=600", f"rollout.step_deadline_s={SHORT_S}"]

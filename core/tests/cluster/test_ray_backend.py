@@ -62,7 +62,7 @@ def config(device: str = "cpu", **cluster: Any) -> Config:
     return Config(
         model=ModelConfig(path=".", device=device),
         engine=ComponentConfig(name="stub"),
-        cluster=ClusterConfig(name="ray", **{"timeout_s": 60, **cluster}),
+        cluster=ClusterConfig(name="ray", **{"timeout_s": 300, **cluster}),
         rollout=RolloutConfig(group_size=2, max_concurrent=4),
     )
 

@@ -135,7 +135,7 @@ def test_ranks_read_their_own_files_of_a_checkpoint_and_a_damaged_one_is_skipped
 ) -> None:
     """Two ranks, each on a node. The driver reads only what no rank has written."""
     model = ModelConfig(path=str(make_tiny_model(tmp_path / "tiny", hidden=32, layers=1, heads=2, intermediate=64)))
-    chosen = Config(model=model, cluster=ClusterConfig(name="ray", policy_workers=2, timeout_s=120))
+    chosen = Config(model=model, cluster=ClusterConfig(name="ray", policy_workers=2, timeout_s=300))
     spec = PolicySpec(
         model=model, train=TrainConfig(), policy=PolicyConfig(), policy_loss=PpoClip(PpoClipConfig()), temperature=1.0,
         max_response_tokens=8, total_steps=2, seed=1,

@@ -214,7 +214,7 @@ def config(folder: Path, *, workers: int, step_s: float = 600.0, rollout_s: floa
     config = Config(
         model=ModelConfig(path=str(folder), device="cpu"),
         engine=ComponentConfig(name="stub"),
-        cluster=ClusterConfig(name="ray", rollout_workers=workers, timeout_s=60),
+        cluster=ClusterConfig(name="ray", rollout_workers=workers, timeout_s=300),
         rollout=RolloutConfig(group_size=4, max_concurrent=8, step_deadline_s=step_s, deadline_s=rollout_s),
     )
     config.run.root = str(folder)

@@ -167,7 +167,7 @@ def test_a_server_that_is_not_there_and_one_that_hangs_are_infrastructure() -> N
         began = time.monotonic()
         with pytest.raises(InfraError) as caught:
             run(lambda client: client.chat(ASK, deadline_s=0.2), server.url, timeout_s=0.15, retries=50, model="tiny")
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 3  # 51 attempts would take 7 s
     assert str(caught.value).startswith("rewards.judge.params.server: no reply within 0.2 s; http://127.0.0.1:")
 
 
