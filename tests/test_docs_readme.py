@@ -100,9 +100,9 @@ def test_a_row_of_the_results_is_what_was_recorded(seed: int) -> None:
     assert f"| {seed} | {before} | {after} | **{text(proof['differences']['RL - SFT'], '+')}** |" in PAGE
 
 
-def test_so_is_that_of_the_gpu() -> None:
-    run = json.loads((ROOT / "docs/experiments/quickstart_smollm2_h200.json").read_text())
-    before, after = (text(run[name]["held out"]["estimate"]) for name in ("after_sft", "after_rl"))
-    seconds = int(sum(run["seconds_by_phase"].values()))
-    row = f"| {before} | {after} | **{text(run['rl_minus_sft']['held out'], '+')}** | one H200, {seconds} s |"
-    assert row in PAGE
+@pytest.mark.parametrize(("name", "where"), [("h200", "one H200, {seconds} s"), ("agent_seed1", "2 cores, not timed")])
+def test_so_are_those_of_a_gpu_and_of_an_agent(name: str, where: str) -> None:
+    run = json.loads((ROOT / f"docs/experiments/quickstart_smollm2_{name}.json").read_text())
+    before, after = (text(run[phase]["held out"]["estimate"]) for phase in ("after_sft", "after_rl"))
+    where = where.format(seconds=int(sum(run["seconds_by_phase"].values())))
+    assert f"| {before} | {after} | **{text(run['rl_minus_sft']['held out'], '+')}** | {where}" in PAGE
