@@ -136,4 +136,6 @@ def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there
     ended = ramet(*command[:-1], "--on", "1x80GiB", cwd=tmp_path)
     assert ended.errors == ["--on: a machine is named for a dry run of one configuration; add --dry-run, without -m"]
     ended = ramet(*command[:-1], "--tool-s", "2", cwd=tmp_path)
-    assert ended.errors == ["--response-tokens, --tool-s: say what `ramet train --dry-run` counts on; add --dry-run"]
+    assert ended.errors == [
+        "--response-tokens, --tool-s: say what `ramet train --dry-run` counts on; add --dry-run, without -m"
+    ]

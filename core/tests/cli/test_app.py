@@ -94,6 +94,19 @@ def test_every_mistake_is_one_line_and_the_exit_code_is_1(capsys: pytest.Capture
     assert [line.split(":")[:2] for line in lines] == [["error", " foo"], ["error", " policy.lr"]]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--tool-s", "nan"], "--tool-s nan: must be a number above 0"),
+        (["--response-tokens", "0"], "--response-tokens 0: must be a number above 0"),
+        (["--tool-s", "2", "-m"], "--response-tokens, --tool-s: say what `ramet train --dry-run` counts on; add"),
+    ],
+)
+def test_what_a_plan_cannot_count_on_is_refused(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--dry-run", *options]) == 1
+    assert expected in capsys.readouterr().err
+
+
 def test_debug_adds_a_traceback(capsys: pytest.CaptureFixture[str]):
     assert main(["--debug", "train", "foo=1"]) == main(["train", "foo=1", "--debug"]) == 1
     assert capsys.readouterr().err.count("Traceback") >= 2

@@ -141,6 +141,15 @@ def test_more_ranks_and_engines_are_not_slower(estimated: Estimated) -> None:
     assert inside.phases[UPDATE] < found[2].phases[UPDATE] * 1.01
 
 
+def test_each_replica_copies_all_weights_for_a_checkpoint(estimated: Estimated) -> None:
+    def save_s(devices: int, replicas: int) -> float:
+        machine, places = node(devices=devices, nodes=devices // 8), {"policy_workers": devices}
+        train, policy = {"async_save": True}, SHARED["policy"] | {"replicas": replicas}
+        return estimated(machine=machine, cluster=places, train=train, policy=policy).phases[SAVE]
+
+    assert save_s(16, 2) == save_s(8, 1) > save_s(16, 1)
+
+
 def test_a_smaller_cache_drops_sequences_and_is_slower(estimated: Estimated) -> None:
     def with_cache(tokens: int) -> StepTime:
         params = VllmEngineConfig(kv_cache_bytes=57_344 * tokens)

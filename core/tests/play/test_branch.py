@@ -18,7 +18,7 @@ from ramet.play.branch import TurnAddress
 from ramet.play.recorded import prepare
 from ramet.runs.recomposed import recomposed
 from ramet.testing import registered
-from ramet.types import Rollout, RolloutState, StepContext, ToolSchema
+from ramet.types import Fault, Rollout, RolloutState, StepContext, ToolSchema
 
 
 class TwoCalls:
@@ -103,6 +103,11 @@ def test_places_and_results_that_are_not_there(recorded: Path) -> None:
         place.of(prepared.groups)
     with pytest.raises(ConfigError, match="step 0 of r has no task"):
         replace(place, step=0).of(prepared.groups)
+    fault = Fault(where="node", message="its node is lost")
+    lost = [replace(one, rollout=replace(one.rollout, segments=(), fault=fault)) for one in group.record.group.rollouts]
+    record = replace(group.record, group=replace(group.record.group, rollouts=tuple(lost)))
+    with pytest.raises(ConfigError, match=r"rollout 0 of task .* has no recorded tokens: its node is lost"):
+        replace(place, rollout="0").of([replace(group, record=record)])
 
 
 def test_a_continuation_opens_states_with_the_seeds_of_the_record(recorded: Path) -> None:

@@ -16,7 +16,7 @@ from ramet.errors import ConfigError
 from ramet.rollout import record
 from ramet.rollout.branching.builtin import RandomBranching
 from ramet.rollout.config import RandomBranchConfig
-from ramet.rollout.record import GroupRecord, read_records, write_records
+from ramet.rollout.record import INDEX, GroupRecord, part_path, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import Reply, echo_tool
 from ramet.types import Message, Task, ToolCall
@@ -252,6 +252,26 @@ def test_a_line_nested_without_end_is_broken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         list(read_records(path))
     assert str(caught.value).startswith(f"{path}, line 1: not JSON: maximum recursion depth exceeded")
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ("[" * 100_000, "index.json: no index of a record: RecursionError"),
+        ('{"parts": [Infinity]}', "index.json: no index of a record: OverflowError"),
+        ('{"parts": 0}', "index.json: no index of a record: TypeError"),
+        ('{"parts": [1]}', "no rollout file .*part_001"),
+        ('{"parts": [0, 0, 0, 0]}', "part_000.jsonl.gz: ends before group 3 of the step"),
+    ],
+    ids=["nested", "infinity", "number", "missing_part", "short_part"],
+)
+def test_parts_whose_index_is_broken_or_says_more_than_they_have_are_errors(
+    played: list[GroupRecord], tmp_path: Path, index: str, reason: str
+) -> None:
+    write_records(part_path(tmp_path, 0), [played[0]] * 3)
+    (tmp_path / INDEX).write_text(index)
+    with pytest.raises(ConfigError, match=reason):
+        list(read_records(tmp_path))
 
 
 def test_another_schema_and_a_missing_file_are_errors(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ class Updated:
         self.coefficients.append(batch.kl_coef)
         return {"train/kl_reference": 0.0}
 
+    async def update_taken(self, step: int) -> dict[str, float]:
+        return {"train/kl_reference": 0.0}
+
     async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return [row.engine_logprobs for row in rows]
 
@@ -151,6 +154,35 @@ def test_a_resumed_run_without_a_target_has_the_coefficient_of_its_configuration
     )
     asyncio.run(learner.learn(1, PlayedStep(groups=groups(), replaced=[]), None, StepClock()))
     assert policy.coefficients == [used]
+
+
+def test_the_coefficient_follows_the_rollouts_that_are_left_of_groups_lost_with_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a replay, whose record has no tokens of the others."""
+    monkeypatch.setattr("ramet.train.learning.KL_HORIZON", 4)
+    config = Config(train=TrainConfig(kl_coef=0.2, kl_target=0.1))
+    config.train.tasks_per_step, config.rollout.group_size = 2, 2
+    estimator = Weighed()
+
+    async def learn_groups(_: AdvantageEstimator, groups: Sequence[GroupToLearn], kl_coef: float) -> list[LearnedGroup]:
+        return [learn_group(estimator, replace(groups[0], reward_weights={"halved": 0.5}))[1], LearnedGroup.none()]
+
+    learner = Learner(
+        config,
+        folder=tmp_path,
+        ranks=Updated(),  # type: ignore[arg-type]
+        critic=None,
+        estimator=estimator,
+        needs_reference=False,
+        state=(state := TrainState(data_fingerprint="")),
+        preemption=Preemption(1.0),
+        learn_groups=learn_groups,
+    )
+    played = PlayedStep(groups=groups() * 2, replaced=[])
+    metrics = asyncio.run(learner.learn(1, played, None, StepClock()))
+    assert (metrics["train/rows"], metrics["train/masked_rollouts"]) == (2, 2)
+    assert state.kl_coef == pytest.approx(0.2 * (1 - 0.2 * 2 / 4))
 
 
 def test_the_coefficient_stays_while_the_critic_alone_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +50,15 @@ class JobCommand:
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
         if options.show is not None and (self.name != "sft" or options.dry_run or options.multirun or options.cfg):
             raise ConfigError("--show: sequences are shown only by `ramet sft`, without --dry-run, --cfg and -m")
-        expected = [options.response_tokens, options.tool_s]
-        if any(value is not None for value in expected) and (self.name != "train" or not options.dry_run):
-            raise ConfigError("--response-tokens, --tool-s: say what `ramet train --dry-run` counts on; add --dry-run")
-        if any(value is not None and value <= 0 for value in expected):
-            raise ConfigError("--response-tokens, --tool-s: above 0 is allowed")
+        expected = {"--response-tokens": options.response_tokens, "--tool-s": options.tool_s}
+        given = {option: value for option, value in expected.items() if value is not None}
+        if given and (self.name != "train" or not options.dry_run or options.multirun):
+            raise ConfigError(
+                f"{', '.join(expected)}: say what `ramet train --dry-run` counts on; add --dry-run, without -m"
+            )
+        raise_all(
+            f"{option} {value}: must be a number above 0" for option, value in given.items() if not 0 < value < math.inf
+        )
         if options.replay is not None:
             return self._replay(options)
         if options.multirun:

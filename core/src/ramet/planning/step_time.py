@@ -107,7 +107,7 @@ def _rest(plan: MemoryPlan, update: UpdateTime) -> dict[str, float]:
     config, drawn = plan.inputs.config, update.drawn
     size = checkpoint_bytes(plan.inputs)
     if config.train.async_save:
-        save = SAVE_S + size / update.model.ranks / HOST
+        save = SAVE_S + size / update.model.shards / HOST  # each replica copies its own
     else:
         save = size / DISK / (plan.inputs.machine.nodes or 1)
     tokens = float(drawn.prompt * len(drawn.lengths) + drawn.lengths.sum())

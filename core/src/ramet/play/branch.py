@@ -71,6 +71,9 @@ class TurnAddress:
         if scored is None:
             ids = ", ".join(rollout.id for rollout in group.rollouts)
             raise ConfigError(f"--from: task {self.task!r} has no rollout {self.rollout!r}; there: {ids}")
+        if not scored.rollout.segments:  # lost with its node
+            why = "" if scored.rollout.fault is None else f": {scored.rollout.fault.message}"
+            raise ConfigError(f"--from: rollout {self.rollout} of task {self.task!r} has no recorded tokens{why}")
         last = scored.rollout.segments[-1].turn
         if not 0 <= self.turn <= last:
             raise ConfigError(f"--from: rollout {self.rollout} has the turns 0 to {last}, got {self.turn}")

@@ -115,7 +115,7 @@ def part_path(folder: Path, number: int) -> Path:
 def _read_parts(folder: Path) -> Iterator[GroupRecord]:
     try:
         parts = [int(number) for number in json.loads((folder / INDEX).read_bytes())["parts"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{folder / INDEX}: no index of a record: {type(error).__name__}: {error}") from error
     readers = {number: read_records(part_path(folder, number)) for number in set(parts)}
     for group, number in enumerate(parts):

@@ -110,6 +110,7 @@ class Learner:
         else:
             learned = await self._learn_groups(self._estimator, self._groups(played, greedy), self._kl.coef)
             metrics |= self._without_lost(metrics, learned)
+            n_rows = int(metrics["train/rows"])
             metrics |= self._lag_metrics(step, TokenVersions.of_parts(group.versions for group in learned), n_rows)
             reported = await self._taken_batch(learned, clock)
         clock.lap("record")
