@@ -90,12 +90,13 @@ def _best(members: Sequence[Member], mean: float, choice: RowChoice) -> list[Mem
 
 
 def _pairs(members: Sequence[Member], min_gap: float) -> Iterator[tuple[Member, Member]]:
-    """Yield for each place where rollouts part, the prompt's end or a fork, the best rollout and the worst of those
-    that continue otherwise than it, if their rewards differ by `min_gap`.
+    """Yield for each place where rollouts part, the end of the prompt or of a stored prefix, or a fork, the best rollout
+    and the worst of those that continue otherwise than it, if their rewards differ by `min_gap`.
     """
     places: dict[bytes, int] = {}  # tokens before it -> segments before it
     for scored, _ in members:
-        shared = scored.rollout.segments[: scored.rollout.n_shared or 1]  # the prompt is one segment
+        segments, n_shared = scored.rollout.segments, scored.rollout.n_shared
+        shared = segments[:n_shared] or tuple(takewhile(lambda segment: not segment.is_sampled, segments))
         places[_ids(shared)] = len(shared)
     for ids, n_segments in places.items():
         after = [member for member in members if _ids(member[0].rollout.segments[:n_segments]) == ids]
@@ -133,6 +134,9 @@ def conversation(rollout: Rollout) -> Messages | None:
     Texts are the recorded ones, without the token that ended a turn.
     """
     if len(rollout.threads) > 1 or any(s.kind is SegmentKind.MESSAGES for s in rollout.segments):
+        return None
+    is_begun = any(s.kind is SegmentKind.RESULT for s in rollout.segments[1:2])  # by an environment's observation
+    if is_begun or any("calls_not_made" in info for info in rollout.infos):  # texts of no tool, beside tools' results
         return None
     messages = [{"role": message.role, "content": message.content} for message in rollout.task.prompt]
     results: dict[int, list[str]] = {}
