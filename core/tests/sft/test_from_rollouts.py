@@ -90,6 +90,13 @@ def test_rewards_and_numbers_filter_the_rows_and_a_text_is_a_row_once(run: Path)
     assert made(run, "sft", "--steps", "2") == []  # nothing is better than the mean
 
 
+def test_turns_that_sft_refuses_give_no_row(tmp_path: Path) -> None:
+    empty, twice = written_rollout(TASK, [""]), written_rollout(TASK, ["one", "two"], id="1")
+    run = write_run(tmp_path / "run", [(empty, 1.0), (twice, 1.0), (written_rollout(TASK, ["three"], id="2"), 0.9)])
+    (row,) = made(run, "sft", "--min-reward", "0.5")
+    assert row["messages"][-1] == said("three")
+
+
 def test_pairs_are_siblings_after_what_they_have_in_common(run: Path) -> None:
     after_the_call, from_the_prompt = sorted(made(run, "pairs"), key=lambda pair: -len(pair["prompt"]))
     call = [said("<python>6*7</python>"), {"role": "tool", "content": "42"}]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations, takewhile
+from itertools import pairwise, permutations, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -76,17 +76,25 @@ def _add_group(rows: Rows, group: ScoredGroup, step: int, choice: RowChoice) -> 
 
 
 def _best(members: Sequence[Member], mean: float, choice: RowChoice) -> list[Member]:
-    """Return the best rollouts of a group, each text once; of equal rewards the first."""
+    """Return the best rollouts of a group that `ramet sft` reads, each text once; of equal rewards the first."""
     enough = [
         member
         for member in members
         if (_reward(member[0]) > mean if choice.min_reward is None else _reward(member[0]) >= choice.min_reward)
+        and _is_trace(member[1])
     ]
     texts: list[Member] = []
     for member in sorted(enough, key=lambda member: -_reward(member[0])):
         if all(member[1] != other[1] for other in texts):
             texts.append(member)
     return texts[: choice.best]
+
+
+def _is_trace(messages: Messages) -> bool:
+    """Whether `ramet sft` reads it: no turn is empty, and none follows another without a result between."""
+    roles = [message["role"] for message in messages]
+    written = all(message["content"] for message in messages if message["role"] == ASSISTANT)
+    return written and (ASSISTANT, ASSISTANT) not in pairwise(roles)
 
 
 def _pairs(members: Sequence[Member], min_gap: float) -> Iterator[tuple[Member, Member]]:
