@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ramet import BranchAction, BranchEvent, Grant, GroupView, Rollout, Start, StepView, per_rollout
+from ramet import BranchAction, BranchEvent, Grant, GroupView, Rollout, Score, Start, StepView, per_rollout
 from ramet.config.compose import compose
 from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
@@ -198,6 +198,13 @@ def test_the_groups_of_a_task_in_a_step_are_numbered_on_and_seen_by_the_next_ans
 def test_a_policy_draws_otherwise_for_each_group_of_a_task(train: Callable[..., Path]) -> None:
     train("draws", "branch_policy=draws", "train.steps=1")
     assert len(Draws.drawn) == len(set(Draws.drawn)) == 3  # once before the start, and for two groups of one task
+
+
+def test_rewards_of_tokens_count_in_outcomes(train: Callable[..., Path], register: Callable[..., None]) -> None:
+    register("rewards", "tokens", lambda: per_rollout(lambda rollout: Score(value=0.0, token_rewards={0: parity(rollout)})))
+    found = bits(train("halves", "branch_policy=halves", "train.steps=1", "rewards=[parity,tokens]"))
+    rewards = tuple(2 * rollout["reward"] for rollout in found["step_000001.jsonl.gz"][0]["rollouts"])
+    assert Halves.seen[1].tasks[0].groups[0].rewards == rewards and 2.0 in rewards
 
 
 def test_seconds_are_seen_where_a_run_may_differ(train: Callable[..., Path]) -> None:
