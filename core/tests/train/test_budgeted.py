@@ -201,7 +201,9 @@ def test_a_policy_draws_otherwise_for_each_group_of_a_task(train: Callable[..., 
 
 
 def test_rewards_of_tokens_count_in_outcomes(train: Callable[..., Path], register: Callable[..., None]) -> None:
-    register("rewards", "tokens", lambda: per_rollout(lambda rollout: Score(value=0.0, token_rewards={0: parity(rollout)})))
+    register(
+        "rewards", "tokens", lambda: per_rollout(lambda rollout: Score(value=0.0, token_rewards={0: parity(rollout)}))
+    )
     found = bits(train("halves", "branch_policy=halves", "train.steps=1", "rewards=[parity,tokens]"))
     rewards = tuple(2 * rollout["reward"] for rollout in found["step_000001.jsonl.gz"][0]["rollouts"])
     assert Halves.seen[1].tasks[0].groups[0].rewards == rewards and 2.0 in rewards

@@ -98,8 +98,8 @@ def _is_trace(messages: Messages) -> bool:
 
 
 def _pairs(members: Sequence[Member], min_gap: float) -> Iterator[tuple[Member, Member]]:
-    """Yield for each place where rollouts part, the end of the prompt or of a stored prefix, or a fork, the best rollout
-    and the worst of those that continue otherwise than it, if their rewards differ by `min_gap`.
+    """Yield for each place where rollouts part, the end of the prompt or of a stored prefix, or a fork, the best
+    rollout and the worst of those that continue otherwise than it, if their rewards differ by `min_gap`.
     """
     places: dict[bytes, int] = {}  # tokens before it -> segments before it
     for scored, _ in members:

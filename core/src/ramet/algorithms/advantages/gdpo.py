@@ -57,7 +57,9 @@ class Gdpo:
         known = {*there, *batch.reward_weights}
         for name in self.config.weights:
             if name not in known and name.partition("/")[0] not in batch.reward_weights:
-                raise ConfigError(f"advantage.params.weights: no reward {name!r}; there are: {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"advantage.params.weights: no reward {name!r}; there are: {', '.join(sorted(known))}"
+                )
         return {name: weight for name, weight in self.config.weights.items() if name in there}
 
     def _normalised(self, part: Tensor, group_ids: Tensor) -> Tensor:
