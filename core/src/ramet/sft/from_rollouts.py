@@ -144,7 +144,7 @@ def conversation(rollout: Rollout) -> Messages | None:
     if len(rollout.threads) > 1 or any(s.kind is SegmentKind.MESSAGES for s in rollout.segments):
         return None
     is_begun = any(s.kind is SegmentKind.RESULT for s in rollout.segments[1:2])  # by an environment's observation
-    if is_begun or any("calls_not_made" in info for info in rollout.infos):  # texts of no tool, beside tools' results
+    if is_begun or any("calls_not_made" in info for info in rollout.infos):  # no tool's texts next to tools'
         return None
     messages = [{"role": message.role, "content": message.content} for message in rollout.task.prompt]
     results: dict[int, list[str]] = {}

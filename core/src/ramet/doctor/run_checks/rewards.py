@@ -161,7 +161,7 @@ def no_signal(run: StoredRun) -> Iterator[Finding]:
 
 def _learns_otherwise(run: StoredRun) -> bool:
     """Whether rollouts are trained though rewards are equal: a group has one, or most have advantages nevertheless, as
-    from a teacher. Those of a critic, or of a KL in the reward, do not count: they may be all that there is.
+    from a teacher. What a critic gives, or a KL in the reward, does not count: it may be all that there is.
     """
     silent, rows = (mean(run.values(f"train/{name}")) for name in ("rows_without_signal", "rows"))
     if number(run, "rollout.group_size", 8) == 1:
