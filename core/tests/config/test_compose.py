@@ -65,6 +65,13 @@ def test_a_list_that_may_be_null_stays_null_and_takes_one_text_too():
     assert (sources("null"), sources("math")) == (None, ["math"])
 
 
+def test_a_dict_that_is_null_takes_one_and_then_single_entries():
+    overrides = [MODEL, "advantage=gdpo", "advantage.params.weights={a: 1}", "advantage.params.weights.b=2"]
+    assert compose(overrides, job="train").config.advantage.params.weights == {"a": 1.0, "b": 2.0}
+    with pytest.raises(ConfigErrors, match=r"advantage\.params\.weights: Value 'x'"):
+        compose([MODEL, "advantage=gdpo", "advantage.params.weights={a: x}"], job="train")
+
+
 def test_enums_of_core_and_plugins_are_written_by_value():
     overrides = [MODEL, "train.loss_aggregation=seq-mean-token-sum", "train.old_logprobs=ENGINE", "tools=[python]",
                  "tools.python.params.level=very-high"]  # fmt: skip

@@ -113,6 +113,8 @@ def test_weights_that_do_not_fit_the_data_are_refused_together():
         "data.weights.maths=9: a share of 0.9 of train.tasks_per_step=10 is more than the 6 tasks of this source",
         "data.weights: has no weight for data source 'qa'; give one, 0 to leave it out",
     ]
+    with pytest.raises(ConfigErrors, match=r"a share of 0\.5 of train\.budget_tasks=14 is more than the 6 tasks"):
+        Sampler(36, 14, 1, sources=SOURCES, weights={"maths": 1.0, "qa": 1.0}, key="train.budget_tasks")
 
 
 def test_a_state_of_other_sources_is_refused():

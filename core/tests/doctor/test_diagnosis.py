@@ -257,6 +257,21 @@ def test_a_warning_comes_before_the_problem_that_it_explains(tmp_path: Path) -> 
     assert names == [("cut", Severity.WARNING), ("no-signal", Severity.PROBLEM)]
 
 
+def test_equal_rewards_are_no_fault_where_something_else_is_learned_from(tmp_path: Path) -> None:
+    """A teacher gives advantages, and a group of one has nothing to differ from. A KL in the reward is no signal."""
+
+    def found(name: str, config: str = CONFIG, **more: float) -> list[str]:
+        metrics = {"group/no_signal_share": 1.0, "train/rows": 32.0, "train/rows_without_signal": 0.0, **more}
+        (tmp_path / name).mkdir()
+        run = write_run(tmp_path / name, metrics, {"answer": "wrong"}, config)
+        return [finding.name for finding in diagnose(run, most=None) if finding.name == "no-signal"]
+
+    assert found("teacher") == []
+    assert found("silent", **{"train/rows_without_signal": 30.0}) == ["no-signal"]
+    assert found("kl", **{"train/kl_reward": 0.1}) == ["no-signal"]
+    assert found("one", CONFIG.replace("group_size: 4", "group_size: 1"), **{"train/kl_reward": 0.1}) == []
+
+
 def test_what_follows_from_another_finding_is_shown_on_request_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path, **FAULTS["misjudged"])
 

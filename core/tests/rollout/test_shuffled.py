@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from ramet.config.schema import BudgetKind
 from ramet.errors import ConfigError
 from ramet.plugins.registered import branch_policy_named
+from ramet.rollout.branching.budgets import step_budget
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.branching.shuffled import Shuffled
 from ramet.rollout.config import ShuffledConfig
 from ramet.testing import check_branch_policy
@@ -23,11 +26,13 @@ from ramet.types import (
     Done,
     FirstTokens,
     Fork,
+    Grant,
     GroupView,
     Idle,
     Need,
     Start,
     StartRoots,
+    StepView,
     Task,
 )
 
@@ -154,3 +159,15 @@ def test_names_and_options_that_do_not_fit_are_told_with_their_key() -> None:
 def test_its_needs_are_those_of_the_policy_and_earlier_turns() -> None:
     assert shuffled("arpo").needs == {Need.ENTROPY, Need.EARLIER_TURNS}
     assert shuffled("value_guided").needs == {Need.ENTROPY, Need.EARLIER_TURNS, Need.REWARDS}
+
+
+def test_the_budget_of_the_policy_s_own_step_is_kept(register: Callable[..., None]) -> None:
+    class Allocates(NoBranching):
+        def allocate(self, step: StepView, rng: Random) -> Sequence[Grant]:
+            return [Grant(task=0, n=step.budget_left)]
+
+    register("branch_policy", "allocates", Allocates)
+    view = StepView(step=1, tasks=(), group_size=4, max_group_size=8, budget=8, budget_left=6)
+    budget = step_budget(BudgetKind.AUTO, shuffled("allocates"))
+    assert budget is not None and budget.allocate(view, Random(0)) == [Grant(task=0, n=6)]
+    assert step_budget(BudgetKind.AUTO, shuffled("arpo")) is None

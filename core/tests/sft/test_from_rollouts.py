@@ -13,9 +13,20 @@ from ramet.cli.app import main
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import answered_rollout, written_rollout
-from ramet.types import CallStatus, Message, Rollout, StopReason, Task, ThreadStart, ToolRecord
+from ramet.types import (
+    CallStatus,
+    Message,
+    Origin,
+    PrefixSource,
+    Rollout,
+    StopReason,
+    Task,
+    ThreadStart,
+    ToolRecord,
+)
 
 TASK = Task(id="t", prompt=(Message(role="system", content="Be short."), Message(role="user", content="6*7?")))
+PREFIX = PrefixSource(step=1, rollout="0", turns=1, opened_step=1, opened_root="0")
 USER = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6*7?"}]
 
 
@@ -79,6 +90,13 @@ def test_rewards_and_numbers_filter_the_rows_and_a_text_is_a_row_once(run: Path)
     assert made(run, "sft", "--steps", "2") == []  # nothing is better than the mean
 
 
+def test_turns_that_sft_refuses_give_no_row(tmp_path: Path) -> None:
+    empty, twice = written_rollout(TASK, [""]), written_rollout(TASK, ["one", "two"], id="1")
+    run = write_run(tmp_path / "run", [(empty, 1.0), (twice, 1.0), (written_rollout(TASK, ["three"], id="2"), 0.9)])
+    (row,) = made(run, "sft", "--min-reward", "0.5")
+    assert row["messages"][-1] == said("three")
+
+
 def test_pairs_are_siblings_after_what_they_have_in_common(run: Path) -> None:
     after_the_call, from_the_prompt = sorted(made(run, "pairs"), key=lambda pair: -len(pair["prompt"]))
     call = [said("<python>6*7</python>"), {"role": "tool", "content": "42"}]
@@ -102,6 +120,30 @@ def test_masked_rollouts_and_those_of_several_threads_are_left_out(
     assert "2 rollouts left out: several threads, or texts that no tool returned" in capsys.readouterr().out
 
 
+def test_rollouts_from_a_stored_prefix_part_where_it_ends(tmp_path: Path) -> None:
+    right = called("0", "<python>6*7</python>", "<answer>42</answer>")
+    turn = replace(right.segments[1], origin=Origin.INSERTED, logprobs=None, policy_version=None)
+    begun = replace(right, segments=(right.segments[0], turn, *right.segments[2:]), prefix=PREFIX)
+    last = called("1", "", "<answer>24</answer>").segments[-1]
+    other = replace(begun, id="1", segments=(*begun.segments[:3], last))
+    (pair,) = made(write_run(tmp_path / "run", [(begun, 1.0), (other, 0.0)]), "pairs")
+    assert pair["prompt"][-1] == {"role": "tool", "content": "42"}
+    assert (pair["chosen"], pair["rejected"]) == ([said("<answer>42</answer>")], [said("<answer>24</answer>")])
+
+
+def test_a_text_of_no_tool_beside_a_tools_result_leaves_the_rollout_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An environment's first observation before a turn with a call, and a malformed call beside one that was made."""
+    plain = called("0", "<python>6*7</python>", "<answer>42</answer>")
+    prompt, *rest = plain.segments
+    observed = replace(plain, segments=(prompt, replace(plain.segments[2], text="You are in a cave."), *rest))
+    malformed = replace(plain, id="1", infos=({"calls_not_made": 1}, {}))
+    run = write_run(tmp_path / "run", [(observed, 1.0), (malformed, 1.0)])
+    assert made(run, "sft", "--min-reward", "1") == []
+    assert "2 rollouts left out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -109,6 +151,7 @@ def test_masked_rollouts_and_those_of_several_threads_are_left_out(
         (["--sft", "RUN"], "is there already"),
         (["--sft", "no/folder/x.jsonl"], "there is no folder"),
         (["--sft", "x.jsonl", "--pairs", "x.jsonl"], "name two files"),
+        (["--sft", "x.jsonl", "--pairs", "../run/x.jsonl"], "name two files"),
         (["--sft", "x.jsonl", "--best", "0"], "--best=0"),
         (["--pairs", "x.jsonl", "--min-gap", "0"], "--min-gap=0"),
         (["--sft", "x.jsonl", "--steps", "3-1"], "--steps=3-1"),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ramet import Grant, Rollout, StepView, per_rollout
+from ramet import BranchAction, BranchEvent, Grant, GroupView, Rollout, Score, Start, StepView, per_rollout
 from ramet.config.compose import compose
 from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
@@ -43,6 +43,17 @@ class Halves(NoBranching):
         return [Grant(task=0, n=step.group_size // 2)] if step.budget_left > step.budget - step.group_size else []
 
 
+class Draws(Halves):
+    """Notes its first draw for each group."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        if isinstance(event, Start):
+            self.drawn.append(rng.random())
+        return super().decide(event, group, rng)
+
+
 def parity(rollout: Rollout) -> float:
     """A reward that differs within groups, from what was sampled."""
     return float(sum(token for s in rollout.segments if s.is_sampled for token in s.token_ids) % 2)
@@ -52,8 +63,10 @@ def parity(rollout: Rollout) -> float:
 def components(register: Callable[..., None]) -> None:
     register("branch_policy", "evenly", Evenly)
     register("branch_policy", "halves", Halves)
+    register("branch_policy", "draws", Draws)
     register("rewards", "parity", lambda: per_rollout(parity))
     Halves.seen.clear()
+    Draws.drawn.clear()
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +193,20 @@ def test_the_groups_of_a_task_in_a_step_are_numbered_on_and_seen_by_the_next_ans
     assert views[1].tasks[0].groups[0].rewards == tuple(rollout["reward"] for rollout in first["rollouts"])
     assert views[1].tasks[0].groups[0].n_tokens > 0
     assert views[1].tasks[0].groups[0].seconds is None  # the run is deterministic
+
+
+def test_a_policy_draws_otherwise_for_each_group_of_a_task(train: Callable[..., Path]) -> None:
+    train("draws", "branch_policy=draws", "train.steps=1")
+    assert len(Draws.drawn) == len(set(Draws.drawn)) == 3  # once before the start, and for two groups of one task
+
+
+def test_rewards_of_tokens_count_in_outcomes(train: Callable[..., Path], register: Callable[..., None]) -> None:
+    register(
+        "rewards", "tokens", lambda: per_rollout(lambda rollout: Score(value=0.0, token_rewards={0: parity(rollout)}))
+    )
+    found = bits(train("halves", "branch_policy=halves", "train.steps=1", "rewards=[parity,tokens]"))
+    rewards = tuple(2 * rollout["reward"] for rollout in found["step_000001.jsonl.gz"][0]["rollouts"])
+    assert Halves.seen[1].tasks[0].groups[0].rewards == rewards and 2.0 in rewards
 
 
 def test_seconds_are_seen_where_a_run_may_differ(train: Callable[..., Path]) -> None:

@@ -133,6 +133,9 @@ def test_a_probe_is_measured_at_the_beginning_of_each_turn(config: Config, model
         for turn, start in enumerate(starts):
             prefix = [*rows[i].prompt_ids.tolist(), *rows[i].response_ids[:start].tolist()]
             assert found[i][turn] == pytest.approx(direct(model, prefix, probe)[1:].mean(), abs=1e-5)
+    silent = replace(groups[0].rollouts[1], rollout=replace(written_rollout(TASK, []), id="1"))
+    (without_tokens,) = scored(config, Reads(), [ScoredGroup(task=TASK, rollouts=(silent, silent))], "probed")[:1]
+    assert np.isnan(without_tokens).tolist() == [True]
     without = [replace(groups[0], task=replace(TASK, answer=()))]
     assert all(np.isnan(row).all() for row in scored(config, Reads(), without, "probed"))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ramet import AdvantageInputs, CallStatus, Need, Task, ToolRecord, user_prompt
+from ramet.plugins.output_checks import advantage_problem
 from ramet.testing.batches import tiny_batch
 from ramet.testing.doubles import answered_rollout, written_rollout
 from ramet_distill.config import DistillConfig, IgpoConfig, SdpoConfig
@@ -17,6 +18,10 @@ from ramet_distill.hindsight import Sdpo
 from ramet_distill.information_gain import Igpo
 from ramet_distill.teacher import Distill
 
+PER_TOKEN = (
+    "mask", "turn_ids", "thread_ids", "node_ids", "engine_logprobs", "policy_versions", "old_logprobs",
+    "rescored_logprobs",
+)  # fmt: skip
 TASK = Task(id="t", prompt=user_prompt("6*7?"), answer=("42", "forty-two"))
 
 
@@ -116,3 +121,12 @@ def test_the_gold_answer_is_probed_after_the_tag() -> None:
     assert probe is not None and (probe.before, probe.text) == ("<answer>", "42")
     assert Igpo(IgpoConfig()).probe(replace(TASK, answer=())) is None
     assert Igpo.needs == {Need.PROBED}
+
+
+@pytest.mark.parametrize("estimator", [Distill(DistillConfig()), Sdpo(SdpoConfig()), Igpo(IgpoConfig())])
+def test_a_group_that_sampled_no_token_has_no_advantages_and_finite_metrics(estimator: Any) -> None:
+    """An estimator is called by group, which may be one rollout whose step ended it without the policy."""
+    full = batch_of(estimator)
+    empty = {name: getattr(full, name)[:, :0] for name in PER_TOKEN if getattr(full, name) is not None}
+    output = estimator(replace(full, **empty))
+    assert advantage_problem(output, replace(full, **empty)) is None

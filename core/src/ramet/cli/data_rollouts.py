@@ -64,7 +64,7 @@ def _check(outputs: Mapping[str, Path], **numbers: Any) -> None:
             raise ConfigError(f"--{name}={path}: is there already; name a new file")
         if not path.parent.is_dir():
             raise ConfigError(f"--{name}={path}: there is no folder {path.parent}")
-    if len(set(outputs.values())) < len(outputs):
+    if len({path.resolve() for path in outputs.values()}) < len(outputs):
         raise ConfigError(f"--sft and --pairs are both {outputs['sft']}; name two files")
     if numbers["best"] < 1:
         raise ConfigError(f"--best={numbers['best']}: must be at least 1")

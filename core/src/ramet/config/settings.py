@@ -65,7 +65,8 @@ def _apply(config: DictConfig, setting: Setting, job: str) -> str | None:
         return problem
     try:
         is_open = _is_open(config, setting.key) or _is_open(config, parent)
-        OmegaConf.update(config, setting.key, _meant(config, setting), merge=True, force_add=is_open)
+        has_value = OmegaConf.select(config, setting.key) is not None  # a dict that is null takes no entries
+        OmegaConf.update(config, setting.key, _meant(config, setting), merge=has_value, force_add=is_open)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         expected = expected_type(config, setting.key)
         if isinstance(setting.value, dict) or expected is None:

@@ -33,13 +33,15 @@ class Sampler:
         sources: Sequence[str] = (),
         weights: Mapping[str, float] | None = None,
         difficulty: Sequence[float] | None = None,
+        key: str = "train.tasks_per_step",
     ) -> None:
         """`sources` and `difficulty` have one value per task; with `difficulty` every epoch goes from easy to hard.
+        `key` is what `tasks_per_step` was set by, for messages.
 
         Raises `ConfigErrors` if a step needs more tasks than the data have, or weights and sources do not fit.
         """
         if not 1 <= tasks_per_step <= n:
-            raise ConfigError(f"train.tasks_per_step={tasks_per_step}: the data set has {n} tasks; allowed: 1 to {n}")
+            raise ConfigError(f"{key}={tasks_per_step}: the data set has {n} tasks; allowed: 1 to {n}")
         self.n = n
         self.seed = seed
         self.shuffle = shuffle
@@ -50,7 +52,7 @@ class Sampler:
         for index in range(n):
             by_source.setdefault(sources[index] if weights else ALL, []).append(index)
         if weights:
-            raise_all(_weight_problems(weights, self.shares, by_source, tasks_per_step))
+            raise_all(_weight_problems(weights, self.shares, by_source, f"{key}={tasks_per_step}", tasks_per_step))
         self._streams = {name: _Stream(self, name, by_source[name]) for name in self.shares}
 
     def draw(self, count: int, taken: Collection[int] = ()) -> list[int]:
@@ -146,7 +148,11 @@ class _Stream:
 
 
 def _weight_problems(
-    weights: Mapping[str, float], shares: Mapping[str, float], by_source: Mapping[str, list[int]], tasks_per_step: int
+    weights: Mapping[str, float],
+    shares: Mapping[str, float],
+    by_source: Mapping[str, list[int]],
+    setting: str,
+    tasks_per_step: int,
 ) -> list[str]:
     has = ", ".join(sorted(by_source))
     problems = [
@@ -160,8 +166,8 @@ def _weight_problems(
         there = len(by_source.get(name, ()))
         if there and share * tasks_per_step > there:
             problems.append(
-                f"data.weights.{name}={weights[name]:g}: a share of {share:.3g} of train.tasks_per_step="
-                f"{tasks_per_step} is more than the {there} tasks of this source"
+                f"data.weights.{name}={weights[name]:g}: a share of {share:.3g} of {setting} is more than the {there} "
+                "tasks of this source"
             )
     return sorted(problems)
 

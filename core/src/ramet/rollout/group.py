@@ -122,7 +122,7 @@ class GroupScheduler:
 
     async def run(self) -> Group:
         try:
-            self._ask(Start(), self._key(), 0)
+            self._ask(Start(), self._own_key, 0)
             self._decide_pending()
             await self._done.wait()
         finally:
@@ -156,7 +156,15 @@ class GroupScheduler:
             await asyncio.wait(running)
         await states.close()
 
-    def _key(self, path: BranchPath = ()) -> RolloutKey:
+    @property
+    def _own_key(self) -> RolloutKey:
+        """The group's. A step budget may give a task several groups in a step: the later ones have their first root's
+        number in it, or a policy would draw the same for each.
+        """
+        first = self.context.plan.root(0)
+        return self._key((first,) if first else ())
+
+    def _key(self, path: BranchPath) -> RolloutKey:
         return RolloutKey(self.context.plan.salt, self.job.step, self.job.name, path_text(path))
 
     async def _play(self, live: LiveRollout) -> None:
@@ -351,7 +359,7 @@ class GroupScheduler:
         Roots of either kind have `filled` in their `stats`.
         """
         before = self._n_roots
-        self._ask(Idle(), self._key(), self.history.n_started)
+        self._ask(Idle(), self._own_key, self.history.n_started)
         if not self.history.n_live:  # or nothing, where it left the rest
             self._start_roots(self.history.budget_left)
         for root in range(before, self._n_roots):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations, takewhile
+from itertools import pairwise, permutations, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -76,11 +76,12 @@ def _add_group(rows: Rows, group: ScoredGroup, step: int, choice: RowChoice) -> 
 
 
 def _best(members: Sequence[Member], mean: float, choice: RowChoice) -> list[Member]:
-    """Return the best rollouts of a group, each text once; of equal rewards the first."""
+    """Return the best rollouts of a group that `ramet sft` reads, each text once; of equal rewards the first."""
     enough = [
         member
         for member in members
         if (_reward(member[0]) > mean if choice.min_reward is None else _reward(member[0]) >= choice.min_reward)
+        and _is_trace(member[1])
     ]
     texts: list[Member] = []
     for member in sorted(enough, key=lambda member: -_reward(member[0])):
@@ -89,13 +90,21 @@ def _best(members: Sequence[Member], mean: float, choice: RowChoice) -> list[Mem
     return texts[: choice.best]
 
 
+def _is_trace(messages: Messages) -> bool:
+    """Whether `ramet sft` reads it: no turn is empty, and none follows another without a result between."""
+    roles = [message["role"] for message in messages]
+    written = all(message["content"] for message in messages if message["role"] == ASSISTANT)
+    return written and (ASSISTANT, ASSISTANT) not in pairwise(roles)
+
+
 def _pairs(members: Sequence[Member], min_gap: float) -> Iterator[tuple[Member, Member]]:
-    """Yield for each place where rollouts part, the prompt's end or a fork, the best rollout and the worst of those
-    that continue otherwise than it, if their rewards differ by `min_gap`.
+    """Yield for each place where rollouts part, the end of the prompt or of a stored prefix, or a fork, the best
+    rollout and the worst of those that continue otherwise than it, if their rewards differ by `min_gap`.
     """
     places: dict[bytes, int] = {}  # tokens before it -> segments before it
     for scored, _ in members:
-        shared = scored.rollout.segments[: scored.rollout.n_shared or 1]  # the prompt is one segment
+        segments, n_shared = scored.rollout.segments, scored.rollout.n_shared
+        shared = segments[:n_shared] or tuple(takewhile(lambda segment: not segment.is_sampled, segments))
         places[_ids(shared)] = len(shared)
     for ids, n_segments in places.items():
         after = [member for member in members if _ids(member[0].rollout.segments[:n_segments]) == ids]
@@ -133,6 +142,9 @@ def conversation(rollout: Rollout) -> Messages | None:
     Texts are the recorded ones, without the token that ended a turn.
     """
     if len(rollout.threads) > 1 or any(s.kind is SegmentKind.MESSAGES for s in rollout.segments):
+        return None
+    is_begun = any(s.kind is SegmentKind.RESULT for s in rollout.segments[1:2])  # by an environment's observation
+    if is_begun or any("calls_not_made" in info for info in rollout.infos):  # no tool's texts next to tools'
         return None
     messages = [{"role": message.role, "content": message.content} for message in rollout.task.prompt]
     results: dict[int, list[str]] = {}

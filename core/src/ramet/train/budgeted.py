@@ -102,7 +102,7 @@ class BudgetedRollouts(StepwiseRollouts):
         seconds = None if self._config.run.deterministic else sum(r.stats.get("seconds", 0.0) for r in rollouts)
         return GroupOutcome(
             step=step,
-            rewards=tuple(scored.reward for scored in group.rollouts),
+            rewards=tuple(scored.score for scored in group.rollouts),
             n_tokens=sum(sampled.values()),
             seconds=seconds,
             from_prefix=grant.prefix is not None,

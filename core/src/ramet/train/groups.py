@@ -164,8 +164,8 @@ def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
         repeats.warn(
             logger,
             "rewards are equal within every group",
-            "step %d: in all %d groups the rewards are equal within the group (%s): no advantage, nothing to learn; "
-            "see docs/troubleshooting.md#the-reward-stays-0",
+            "step %d: in all %d groups the rewards are equal within the group (%s): no advantage from them, nothing "
+            "to learn from them; see docs/troubleshooting.md#the-reward-stays-0",
             step,
             len(groups),
             ", ".join(f"{reward:g}" for reward in rewards[:3]) or "none is valid",

@@ -239,18 +239,17 @@ def _within_difficulty(data: DataConfig, tasks: list[Task]) -> list[Task]:
 
 def make_sampler(config: Config, tasks: Sequence[Task]) -> Sampler:
     """The order in which a run trains on these tasks. Raises `ConfigErrors`."""
-    data, drawn = config.data, config.train.budget_tasks
-    if drawn is not None and drawn > len(tasks):
-        raise ConfigError(f"train.budget_tasks={drawn}: the data set has {len(tasks)} tasks; allowed: at most as many")
+    data, train = config.data, config.train
     column = Columns.of(data.columns).difficulty if data.order is Order.CURRICULUM else None
     return Sampler(
         len(tasks),
-        config.train.tasks_per_step,
+        train.tasks_drawn,
         config.run.seed,
         data.order is not Order.FILE,
         sources=[task.data_source for task in tasks],
         weights=data.weights,
         difficulty=None if column is None else [difficulty_of(task, column) for task in tasks],
+        key="train.tasks_per_step" if train.budget_tasks is None else "train.budget_tasks",
     )
 
 

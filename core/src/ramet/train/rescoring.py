@@ -74,7 +74,7 @@ class Rescorer:
         """
         if Need.PROBED not in self._estimator.needs:
             return None
-        results = [np.full(int(row.turn_ids.max(initial=-1)) + 1, np.nan, np.float32) for row in rows]
+        results = [np.full(int(row.turn_ids.max(initial=0)) + 1, np.nan, np.float32) for row in rows]
         places = defaultdict[tuple[int, bytes], list[tuple[int, int]]](list)  # (row, turn) of each sequence
         chosen: list[Row] = []
         probes = {number: self._probe(groups[number]) for number in sorted({row.group for row in rows})}

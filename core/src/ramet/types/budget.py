@@ -19,7 +19,7 @@ class GroupOutcome:
     """Result of one complete group."""
 
     step: int
-    rewards: tuple[float | None, ...]  # of its rollouts; None: masked or not judged
+    rewards: tuple[float | None, ...]  # of its rollouts, with their token rewards; None: masked or not judged
     n_tokens: int  # sampled in it; what forks share counts once
     seconds: float | None = None  # of its rollouts together; None in deterministic runs, where nothing may read clocks
     from_prefix: bool = False  # all of its rollouts began with a stored prefix

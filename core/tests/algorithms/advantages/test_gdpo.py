@@ -10,6 +10,7 @@ import torch
 
 from ramet.algorithms.advantages.config import GdpoConfig
 from ramet.algorithms.advantages.gdpo import Gdpo
+from ramet.errors import ConfigError
 from ramet.types import AdvantageInputs
 
 Batch = Callable[..., AdvantageInputs]
@@ -45,7 +46,9 @@ def test_weights_of_its_own_choose_parts(advantage_batch: Batch) -> None:
     batch = advantage_batch([0.0, 0.0], [0, 0])
     assert advantages(batch, parts, {"judge": 1.0}, weights={"judge/tone": 3.0}) == pytest.approx([-3 * HALF, 3 * HALF])
     assert not any(advantages(batch, parts, {"judge": 1.0}, weights={"judge/rare": 3.0}))  # no rollout of the step
-    with pytest.raises(ValueError, match=r"advantage\.params\.weights: no reward 'judg'; there are: judge, judge/tone"):
+    with pytest.raises(
+        ConfigError, match=r"advantage\.params\.weights: no reward 'judg'; there are: judge, judge/tone"
+    ):
         advantages(batch, parts, {"judge": 1.0}, weights={"judg": 1.0})
 
 

@@ -22,5 +22,5 @@ def likelier(batch: AdvantageInputs, name: str, max_gap: float | None) -> Tensor
 
 
 def mean_of_tokens(values: Tensor, mask: Tensor) -> float:
-    """Return the mean of `values` `[N, T]` over the mask, which has at least one token."""
-    return float(values[mask].mean())
+    """Return the mean of `values` `[N, T]` over the mask; 0 without a token, as in a group that sampled none."""
+    return float(values[mask].mean()) if mask.any() else 0.0

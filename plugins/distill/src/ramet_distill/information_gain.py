@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need, Probe, Task, group_statistics, rollout_scores
 from ramet_distill.config import IgpoConfig
@@ -69,5 +70,5 @@ def discounted(rewards: Tensor, gamma: float) -> Tensor:
 
 
 def _last_turns(batch: AdvantageInputs) -> Tensor:
-    """`[N]`: the last turn in which the policy sampled something."""
-    return torch.where(batch.mask, batch.turn_ids, 0).amax(1)
+    """`[N]`: the last turn in which the policy sampled something; 0 if it sampled nothing."""
+    return pad(torch.where(batch.mask, batch.turn_ids, 0), (1, 0)).amax(1)  # a group may have no tokens: T is 0

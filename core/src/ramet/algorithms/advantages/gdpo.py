@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ramet.algorithms.advantages.config import GdpoConfig
 from ramet.algorithms.advantages.groups import over_tokens
+from ramet.errors import ConfigError
 from ramet.helpers.group_scores import group_statistics
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 
 class Gdpo:
-    """Advantage estimator `gdpo`. Raises `ValueError` for a weight of an unknown reward."""
+    """Advantage estimator `gdpo`. Raises `ConfigError` for a weight of an unknown reward."""
 
     needs: frozenset[Need] = frozenset()
     reads_threads = True
@@ -56,7 +57,9 @@ class Gdpo:
         known = {*there, *batch.reward_weights}
         for name in self.config.weights:
             if name not in known and name.partition("/")[0] not in batch.reward_weights:
-                raise ValueError(f"advantage.params.weights: no reward {name!r}; there are: {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"advantage.params.weights: no reward {name!r}; there are: {', '.join(sorted(known))}"
+                )
         return {name: weight for name, weight in self.config.weights.items() if name in there}
 
     def _normalised(self, part: Tensor, group_ids: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def no_signal(run: StoredRun) -> Iterator[Finding]:
     groups = [group for group in groups_of(run) if group.kind == "step"]
     share = mean(run.values("group/no_signal_share"))
     level = None if share is None else severity(share, t.NO_SIGNAL_LOOK, t.NO_SIGNAL_WRONG)
-    if share is None or level is None or len(groups) < t.FEWEST_GROUPS:
+    if share is None or level is None or len(groups) < t.FEWEST_GROUPS or _learns_otherwise(run):
         return
     flat = [group for group in groups if len(_rewards(group)) == 1]
     value, times = Counter(reward for group in flat for reward in _rewards(group)).most_common(1)[0] if flat else (0, 0)
@@ -157,6 +157,18 @@ def no_signal(run: StoredRun) -> Iterator[Finding]:
         "rollout.group_size, rollout.temperature; all of one value whatever the answer: the reward (rewards.NAME)",
         [Seen(group, group.group.rollouts[0]) for group in flat],
     )
+
+
+def _learns_otherwise(run: StoredRun) -> bool:
+    """Whether rollouts are trained though rewards are equal: a group has one, or most have advantages nevertheless, as
+    from a teacher. What a critic gives, or a KL in the reward, does not count: it may be all that there is.
+    """
+    silent, rows = (mean(run.values(f"train/{name}")) for name in ("rows_without_signal", "rows"))
+    if number(run, "rollout.group_size", 8) == 1:
+        return True
+    if silent is None or not rows or run.values("critic/loss") or run.values("train/kl_reward"):
+        return False
+    return silent / rows < t.NO_SIGNAL_LOOK
 
 
 def _rewards(group: RecordedGroup) -> set[float]:

@@ -17,13 +17,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from random import Random
+from typing import cast
 
 from ramet.errors import ConfigError
 from ramet.plugins.instance_keys import instance_of
 from ramet.plugins.registered import branch_policy_named
 from ramet.rollout.config import ShuffledConfig
 from ramet.rollout.method import rollout_method
-from ramet.types import BranchAction, BranchEvent, Done, FirstTokens, Fork, GroupView, Need, RolloutView, TurnView
+from ramet.types import (
+    BranchAction,
+    BranchEvent,
+    Done,
+    FirstTokens,
+    Fork,
+    GroupView,
+    Need,
+    RolloutView,
+    StepBudget,
+    TurnView,
+)
 from ramet.types.branch import policy_needs
 
 Entropies = tuple[float, ...]
@@ -45,6 +57,8 @@ class Shuffled:
         needs = policy_needs(self.policy)
         self.needs = needs | {Need.ENTROPY, Need.EARLIER_TURNS}
         self._decides_later = Need.EARLIER_TURNS in needs
+        if hasattr(self.policy, "allocate"):  # it sees no entropies
+            self.allocate = cast(StepBudget, self.policy).allocate
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         with instance_of("branch_policy.params", "branch_policy.params.params"):
