@@ -339,3 +339,21 @@ def test_turns_in_flight_keep_the_limit_of_tokens_together(play: Play) -> None:
         lambda *key: replies, step=HttpAgent(loop), tools={}, group_size=1, max_response_tokens=80
     ).rollouts
     assert rollout.n_response_tokens <= 80 and rollout.answer in ("2", "3")
+
+
+def test_an_agent_may_end_with_the_faster_of_two_equal_requests(play: Play) -> None:
+    n_asked = 0
+
+    def replies(task: str, path: str, turn: int) -> Reply:
+        nonlocal n_asked
+        n_asked += 1
+        return Reply(text="slow", rest_s=60) if n_asked == 1 else Reply(text="fast")
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        asked = [asyncio.create_task(chat([{"role": "user", "content": "?"}], max_tokens=10)) for _ in range(2)]
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        return AgentResult(answer=done.pop().result()["content"])
+
+    (rollout,) = play(replies, step=HttpAgent(loop), tools={}, group_size=1).rollouts
+    assert rollout.valid and rollout.answer == "fast"
+    assert [(s.turn, s.text) for s in rollout.segments if s.is_sampled] == [(1, "fast")]

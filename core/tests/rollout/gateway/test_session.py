@@ -195,3 +195,19 @@ def test_an_ended_session_serves_nothing(opened: Open) -> None:
     assert engine.engine.released == [NAME]
     with pytest.raises(BadRequest, match="has ended"):
         replies(session, ask(QUESTION))
+
+
+def test_the_end_of_a_session_ends_equal_requests_too(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: Scripted(text="four", rest_s=60))
+
+    async def main() -> None:
+        equal = ask(QUESTION, max_tokens=5)
+        asked = [asyncio.create_task(session.reply(equal, name="equal")) for _ in range(2)]
+        while len(engine.engine.requests) < 2:
+            await asyncio.sleep(0.01)
+        await session.drain()
+        assert all(turn.is_over for turn in session.threads.turns) and len(engine.engine.aborted) == 2
+        refused = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in refused] == [BadRequest, BadRequest]
+
+    asyncio.run(main())

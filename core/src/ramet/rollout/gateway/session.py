@@ -123,7 +123,8 @@ class AgentSession:
         self.mismatch: str | None = None  # why this fork's requests differ from the record
         self._settings, self._engine, self._encoder = settings, settings.engine, settings.encoder
         self._conversations = Conversations(settings.encoder, self.threads, settings.history)
-        self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
+        self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request, of equal ones the newest
+        self._running: set[asyncio.Task[TurnReply]] = set()  # requests that are being answered
         self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
         self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
         self._parents_turns: Sequence[SessionTurn] = ()  # of a fork
@@ -147,7 +148,7 @@ class AgentSession:
     @property
     def silent_s(self) -> float:
         """Seconds since the client's last sign of life; 0 while a request is being answered."""
-        return 0.0 if any(not reply.done() for reply in self._replies.values()) else time.monotonic() - self.heard_at
+        return 0.0 if self._running else time.monotonic() - self.heard_at
 
     @property
     def is_replaying(self) -> bool:
@@ -163,6 +164,8 @@ class AgentSession:
         running = self._replies.get(name) if again else None
         if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
             running = self._replies[name] = asyncio.create_task(self._reply(request))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -185,15 +188,14 @@ class AgentSession:
     def end(self) -> None:
         """Refuse further requests."""
         self._ended = True
-        for running in self._replies.values():
+        for running in self._running:
             running.cancel()
 
     async def drain(self) -> None:
         """Refuse further requests, and wait until none is being answered."""
         self.end()
-        running = [reply for reply in self._replies.values() if not reply.done()]
-        if running:
-            await asyncio.wait(running)
+        if self._running:
+            await asyncio.wait(self._running)
 
     def release(self, kept: int | None = None) -> None:
         """Let the engine forget all threads but one and those that are being sampled.
