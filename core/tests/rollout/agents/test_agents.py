@@ -152,9 +152,10 @@ def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_crash", "error"), [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError)]
+    ("on_crash", "error"),
+    [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError), ("reward", asyncio.CancelledError)],
 )
-def test_a_crash_is_the_policys_doing(play: Play, on_crash: str, error: type[Exception]) -> None:
+def test_a_crash_is_the_policys_doing(play: Play, on_crash: str, error: type[BaseException]) -> None:
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
         raise error((await chat([{"role": "user", "content": "?"}]))["content"])
 
