@@ -129,6 +129,33 @@ def test_an_agent_that_asks_for_something_else_masks_its_fork(play: Play) -> Non
     assert cancelled == 1
 
 
+def test_a_fork_of_an_agent_that_continued_after_a_refusal_is_refused_again(play: Play) -> None:
+    """As agents do that shorten their conversation once it is too long."""
+    refusals = []
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        plan = await chat([{"role": "user", "content": "?"}], tools=[TOOL])
+        with pytest.raises(RuntimeError, match="used all its tokens") as refused:
+            await chat([{"role": "user", "content": "much to read " * 20}], tools=[TOOL])
+        refusals.append(str(refused.value))
+        result = {"role": "tool", "tool_call_id": plan["tool_calls"][0]["id"], "content": "4"}
+        last = await chat([{"role": "user", "content": "?"}, plan, result], tools=[TOOL])
+        return AgentResult(answer=last["content"])
+
+    played = play(
+        lambda task, path, turn: CALL if turn < 1 else f"four by {path}",
+        step=HttpAgent(loop, forks="replay"),
+        policy=Forking,
+        tools={},
+        group_size=2,
+        max_response_tokens=150,
+    )
+    check_exact(played)
+    assert [rollout.fault for rollout in played.rollouts] == [None] * 2
+    assert played.rollouts[1].fork_turn == 1
+    assert len(refusals) == 2 and len(set(refusals)) == 1
+
+
 def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
         system = {"role": "system", "content": "Be brief."}

@@ -126,6 +126,7 @@ class AgentSession:
         self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request, of equal ones the newest
         self._running: set[asyncio.Task[TurnReply]] = set()  # requests that are being answered
         self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
+        self._refusals: dict[Digest, tuple[int, BadRequest]] = {}  # by request: the number of turns then, and why
         self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
         self._parents_turns: Sequence[SessionTurn] = ()  # of a fork
         self._forked, self._turn_over = asyncio.Event(), asyncio.Event()  # its first turn began; one ended
@@ -141,6 +142,7 @@ class AgentSession:
         threads = self.threads.fork(turn, token, self.cache_key)
         fork = AgentSession(name, self._settings, threads=threads, watch=watch)
         fork._recorded = [earlier for earlier in threads.turns[:turn] if earlier.reply is not None]
+        fork._refusals = {digest: refused for digest, refused in self._refusals.items() if refused[0] <= turn}
         fork._fork_turn, fork._parents_turns = threads.turns[turn], self.threads.turns
         fork._conversations = self._conversations.until(turn, threads)
         return fork
@@ -239,7 +241,8 @@ class AgentSession:
         """The recorded reply to an equal request; None for a request that is sampled. Where the agent makes several
         at once, a request that comes before the fork turn's, and is one of a later turn, waits for that.
 
-        Raises `BadRequest`, and ends the session, for a request that the record does not have.
+        Raises `BadRequest` again for a request that was refused; for one that the record does not have it ends the
+        session too.
         """
         for number, turn in enumerate(self._recorded):
             if turn.request == digests[-1]:
@@ -250,6 +253,8 @@ class AgentSession:
         if any(turn.request == digests[-1] for turn in self._parents_turns[self._fork_turn.number + 1 :]):
             await self._forked.wait()
             return None
+        if (refused := self._refusals.get(digests[-1])) is not None:
+            raise refused[1].again()
         expected = self._recorded[0] if self._recorded else self._fork_turn
         self.mismatch = (
             f"run again, the agent made another request in turn {expected.number} than the one that is recorded"
@@ -290,7 +295,12 @@ class AgentSession:
         return turn
 
     async def _sampled(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply:
-        turn, digest = await self._begin(request, digests), digests[-1]
+        digest = digests[-1]
+        try:
+            turn = await self._begin(request, digests)
+        except BadRequest as error:
+            self._refusals.setdefault(digest, (len(self.threads.turns), error.again()))
+            raise
         self.watch.accepted(turn)
         segments: Sequence[Segment] = ()
         completion, reply, text, ended, started = None, None, "", False, time.perf_counter()
