@@ -47,7 +47,7 @@ def test_rollouts_wait_for_a_place(command: Callable[..., list[str]], caplog: py
     async def main() -> None:
         first = await step.open(TASK, 1)
         waiting = asyncio.create_task(step.open(TASK, 2))
-        while "the rollout waits" not in caplog.text:
+        while "the rollout waits" not in caplog.text and not waiting.done():
             await asyncio.sleep(0.05)
         assert not waiting.done()
         await step.close(first)

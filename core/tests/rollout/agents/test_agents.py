@@ -261,7 +261,7 @@ def test_a_deadline_cancels_the_agent(play: Play) -> None:
             ended.append(ctx.folder)
         return AgentResult()
 
-    (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1, deadline_s=0.5).rollouts
+    (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1, deadline_s=3.0).rollouts
     assert rollout.fault is not None and rollout.fault.where == "deadline"
     assert len(ended) == 1 and not ended[0].parent.exists()
 

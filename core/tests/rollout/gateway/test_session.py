@@ -203,7 +203,7 @@ def test_the_end_of_a_session_ends_equal_requests_too(opened: Open) -> None:
     async def main() -> None:
         equal = ask(QUESTION, max_tokens=5)
         asked = [asyncio.create_task(session.reply(equal, name="equal")) for _ in range(2)]
-        while len(engine.engine.requests) < 2:
+        while len(engine.engine.requests) < 2 and not any(reply.done() for reply in asked):
             await asyncio.sleep(0.01)
         await session.drain()
         assert all(turn.is_over for turn in session.threads.turns) and len(engine.engine.aborted) == 2
