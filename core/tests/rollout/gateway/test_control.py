@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -150,6 +151,19 @@ def test_rewards_add_up_and_the_tree_shows_them(encoder: Encoder) -> None:
             assert (await client.post(f"{path}/end"))[0] == (await client.post(f"{path}/rewards", {"reward": 1}))[0]
 
     run(work)
+
+
+def test_a_session_that_ends_with_an_outage_is_not_an_error_of_the_gateway(
+    encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with serve(encoder) as client:
+            _, session = await client.post("/sessions")
+            assert (await client.post(f"/episodes/{session['episode']}/end", {"status": "infra"}))[0] == 200
+
+    run(work)
+    gc.collect()
+    assert not caplog.records
 
 
 def context(client: Client, key: str, seconds: float = 60.0) -> AgentContext:
