@@ -120,21 +120,27 @@ class Server:
         return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": {"tools": [ADD]}})
 
     async def session(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(heartbeat=0.3)
+        socket = web.WebSocketResponse(autoping=False)
         await socket.prepare(request)
         with self.place() as has_place:
             if not has_place:
                 await socket.send_json({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}})
                 return socket
-            environment = self.environment()
+            environment, is_pinged = self.environment(), False
             async for message in socket:
-                if message.type is not WSMsgType.TEXT or message.json()["type"] == "close":
+                if message.type is WSMsgType.PONG:
+                    is_pinged = False
+                    continue
+                if is_pinged or message.type is not WSMsgType.TEXT or message.json()["type"] == "close":
                     break
                 try:
                     data = message.json()["data"]
                     is_reset = message.json()["type"] == "reset"
                     seen = environment.reset(data) if is_reset else await environment.step(data)
                     await socket.send_json({"type": "observation", "data": seen})
+                    if is_reset and data.get("ping"):
+                        is_pinged = True
+                        await socket.ping()
                 except Failed as error:
                     await socket.send_json({"type": "error", "data": error.data})
                     if error.data["code"] == "SESSION_ERROR":

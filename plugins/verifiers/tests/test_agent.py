@@ -42,6 +42,12 @@ def test_a_scored_episode_is_the_rollouts_reward() -> None:
     assert result.info["verifiers"]["rewards"] == {"right": 0.5}
 
 
+def test_a_metric_that_is_not_a_number_does_not_cost_the_reward() -> None:
+    result = result_of(episode(metrics={"words": math.nan, "polite": 1.0, "unknown": None}))
+    assert (result.reward, result.status, agent_value_problem(result)) == (0.5, AgentStatus.DONE, None)
+    assert result.info["verifiers"]["metrics"] == {"words": None, "polite": 1.0, "unknown": None}
+
+
 CONNECTION = "openai.APIConnectionError: Connection error."
 
 

@@ -13,7 +13,8 @@ from ramet.testing.doubles import written_rollout
 from ramet_verifiers.benchmark import VerifiersBenchmark
 from ramet_verifiers.config import VerifiersBenchmarkConfig
 
-SCORED = {"ok": True, "reward": 0.5, "rewards": {"right": 0.5}, "metrics": {"words": 7.0, "polite": 1.0}}
+METRICS = {"words": 7.0, "polite": 1.0, "ratio": None}
+SCORED = {"ok": True, "reward": 0.5, "rewards": {"right": 0.5}, "metrics": METRICS}
 
 
 def score(info: dict[str, Any] | None, **options: Any) -> dict[str, float | None]:
@@ -27,6 +28,7 @@ def test_the_metrics_are_the_reward_in_its_range_and_those_that_are_named() -> N
     assert score(SCORED) == {"reward": 0.5}
     assert score(SCORED, reward_range=[-1.0, 1.0]) == {"reward": 0.75}
     assert score(SCORED, metrics=["polite", "right"]) == {"reward": 0.5, "polite": 1.0, "right": 0.5}
+    assert score(SCORED, metrics=["ratio"]) == {"reward": 0.5, "ratio": None}
 
 
 @pytest.mark.parametrize("info", [None, {"ok": False, "reward": 0, "rewards": {}, "metrics": {}}])
@@ -39,7 +41,7 @@ def test_values_out_of_range_and_unknown_metrics_are_named() -> None:
         score(SCORED, reward_range=[0.0, 0.25])
     with pytest.raises(ConfigError, match="words' has the value 7"):
         score(SCORED, metrics=["words"])
-    with pytest.raises(ConfigError, match="'rude'; the environment has: words, polite, right"):
+    with pytest.raises(ConfigError, match="'rude'; the environment has: words, polite, ratio, right"):
         score(SCORED, metrics=["rude"])
 
 

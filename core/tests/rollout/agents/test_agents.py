@@ -129,6 +129,33 @@ def test_an_agent_that_asks_for_something_else_masks_its_fork(play: Play) -> Non
     assert cancelled == 1
 
 
+def test_a_fork_of_an_agent_that_continued_after_a_refusal_is_refused_again(play: Play) -> None:
+    """As agents do that shorten their conversation once it is too long."""
+    refusals = []
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        plan = await chat([{"role": "user", "content": "?"}], tools=[TOOL])
+        with pytest.raises(RuntimeError, match="used all its tokens") as refused:
+            await chat([{"role": "user", "content": "much to read " * 20}], tools=[TOOL])
+        refusals.append(str(refused.value))
+        result = {"role": "tool", "tool_call_id": plan["tool_calls"][0]["id"], "content": "4"}
+        last = await chat([{"role": "user", "content": "?"}, plan, result], tools=[TOOL])
+        return AgentResult(answer=last["content"])
+
+    played = play(
+        lambda task, path, turn: CALL if turn < 1 else f"four by {path}",
+        step=HttpAgent(loop, forks="replay"),
+        policy=Forking,
+        tools={},
+        group_size=2,
+        max_response_tokens=150,
+    )
+    check_exact(played)
+    assert [rollout.fault for rollout in played.rollouts] == [None] * 2
+    assert played.rollouts[1].fork_turn == 1
+    assert len(refusals) == 2 and len(set(refusals)) == 1
+
+
 def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
         system = {"role": "system", "content": "Be brief."}
@@ -152,9 +179,10 @@ def test_forks_of_an_agent_with_two_conversations_have_both(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_crash", "error"), [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError)]
+    ("on_crash", "error"),
+    [("reward", ValueError), ("mask", ValueError), ("reward", TimeoutError), ("reward", asyncio.CancelledError)],
 )
-def test_a_crash_is_the_policys_doing(play: Play, on_crash: str, error: type[Exception]) -> None:
+def test_a_crash_is_the_policys_doing(play: Play, on_crash: str, error: type[BaseException]) -> None:
     async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
         raise error((await chat([{"role": "user", "content": "?"}]))["content"])
 
@@ -233,7 +261,7 @@ def test_a_deadline_cancels_the_agent(play: Play) -> None:
             ended.append(ctx.folder)
         return AgentResult()
 
-    (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1, deadline_s=0.5).rollouts
+    (rollout,) = play(script, step=HttpAgent(loop), tools={}, group_size=1, deadline_s=3.0).rollouts
     assert rollout.fault is not None and rollout.fault.where == "deadline"
     assert len(ended) == 1 and not ended[0].parent.exists()
 
@@ -339,3 +367,21 @@ def test_turns_in_flight_keep_the_limit_of_tokens_together(play: Play) -> None:
         lambda *key: replies, step=HttpAgent(loop), tools={}, group_size=1, max_response_tokens=80
     ).rollouts
     assert rollout.n_response_tokens <= 80 and rollout.answer in ("2", "3")
+
+
+def test_an_agent_may_end_with_the_faster_of_two_equal_requests(play: Play) -> None:
+    n_asked = 0
+
+    def replies(task: str, path: str, turn: int) -> Reply:
+        nonlocal n_asked
+        n_asked += 1
+        return Reply(text="slow", rest_s=60) if n_asked == 1 else Reply(text="fast")
+
+    async def loop(task: Task, ctx: AgentContext, chat: Chat) -> AgentResult:
+        asked = [asyncio.create_task(chat([{"role": "user", "content": "?"}], max_tokens=10)) for _ in range(2)]
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        return AgentResult(answer=done.pop().result()["content"])
+
+    (rollout,) = play(replies, step=HttpAgent(loop), tools={}, group_size=1).rollouts
+    assert rollout.valid and rollout.answer == "fast"
+    assert [(s.turn, s.text) for s in rollout.segments if s.is_sampled] == [(1, "fast")]

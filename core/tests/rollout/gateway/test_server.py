@@ -134,14 +134,21 @@ def test_a_guessed_key_in_the_path_is_only_a_wrong_key(opened: Open, guess: str)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_in_flight_at_the_end_of_its_session_is_refused(opened: Open, stream: bool) -> None:
+    asked: list[int] = []
+
+    def script(task: str, path: str, turn: int) -> Reply:
+        asked.append(turn)
+        return Reply(text="two", rest_s=60)
+
     async def talk(post: Post, key: str, gateway: Gateway) -> None:
         running = asyncio.create_task(post(body(USER, stream=stream)))
-        await asyncio.sleep(0.2)
+        while not asked and not running.done():
+            await asyncio.sleep(0.01)
         gateway.close(key)
-        status, error = await asyncio.wait_for(running, 5)
+        status, error = await asyncio.wait_for(running, 30)
         assert (status, error["error"]["code"]) == (404, "session_ended")
 
-    session, engine = served(opened, lambda task, path, turn: Reply(text="two", rest_s=60), talk)
+    session, engine = served(opened, script, talk)
     assert engine.engine.aborted and check_exact(session, engine).n_sampled_tokens == 0
 
 

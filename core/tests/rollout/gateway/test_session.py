@@ -11,7 +11,7 @@ from core.tests.rollout.gateway.conftest import NAME, Open, check_exact, rollout
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.rollout.gateway.messages import BadRequest, Said, SaidCall, TurnReply, TurnRequest, in_call_order
-from ramet.rollout.gateway.session import AgentSession, SessionLimits
+from ramet.rollout.gateway.session import QUIET, AgentSession, SessionLimits
 from ramet.testing.doubles import Reply as Scripted
 from ramet.types import SegmentKind
 
@@ -195,3 +195,32 @@ def test_an_ended_session_serves_nothing(opened: Open) -> None:
     assert engine.engine.released == [NAME]
     with pytest.raises(BadRequest, match="has ended"):
         replies(session, ask(QUESTION))
+
+
+def test_the_end_of_a_session_ends_equal_requests_too(opened: Open) -> None:
+    session, engine = opened(lambda task, path, turn: Scripted(text="four", rest_s=60))
+
+    async def main() -> None:
+        equal = ask(QUESTION, max_tokens=5)
+        asked = [asyncio.create_task(session.reply(equal, name="equal")) for _ in range(2)]
+        while len(engine.engine.requests) < 2 and not any(reply.done() for reply in asked):
+            await asyncio.sleep(0.01)
+        await session.drain()
+        assert all(turn.is_over for turn in session.threads.turns) and len(engine.engine.aborted) == 2
+        refused = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in refused] == [BadRequest, BadRequest]
+
+    asyncio.run(main())
+
+
+def test_a_fork_continues_a_conversation_that_a_later_turn_of_its_parent_had_again(
+    opened: Open, encoder: Encoder
+) -> None:
+    """With the ids that its own turn has."""
+    session, engine = opened(lambda task, path, turn: "four" if turn == 2 else "<think>hm</think>four")
+    other = ask(said("user", "And 3 + 3?"))
+    replies(session, ask(QUESTION), other, ask(QUESTION))
+    fork = session.fork("gateway/0/s/0.0", 1, 0, QUIET)
+    replies(fork, ask(QUESTION), other, ask(QUESTION, said("assistant", "four"), said("user", "Sure?")))
+    assert len(engine.seen) == 5
+    assert encoder.decode(engine.seen[4][0]).count("<think>hm</think>four") == 1

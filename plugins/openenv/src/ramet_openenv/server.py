@@ -29,6 +29,7 @@ LAST_LINES = 5  # of what a program wrote before it ended
 LAST_CHARS = 400
 MAX_REPLY = 16 << 20  # bytes
 POLL_S = 0.1  # between two looks at a server that starts
+READ_S = 1.0  # for the rest of what a program wrote before it ended; a child of it may hold the pipe
 
 
 class OpenEnvServer:
@@ -137,7 +138,10 @@ class Child:
         except OSError as error:
             raise ConfigError(f"rollout_step.params.command (or cwd={config.cwd}) does not start: {error}") from error
         assert self._process.stdout is not None
-        threading.Thread(target=self._read, args=(self._process.stdout,), name="ramet-openenv", daemon=True).start()
+        self._reading = threading.Thread(
+            target=self._read, args=(self._process.stdout,), name="ramet-openenv", daemon=True
+        )
+        self._reading.start()
 
     @property
     def is_running(self) -> bool:
@@ -152,6 +156,8 @@ class Child:
     @property
     def last_words(self) -> str:
         """The end of what it wrote, for messages."""
+        if not self.is_running:
+            self._reading.join(READ_S)
         words = " ".join(" ".join(self._said).split())[-LAST_CHARS:]
         return f"; it said: {words}" if words else ""
 

@@ -134,5 +134,10 @@ def _failed(episode: Mapping[str, Any], status: AgentStatus, problem: str | None
 
 
 def _info(episode: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("ok", "reward", "rewards", "metrics", "stop", "turns", "errors")
-    return {KEY: {name: episode[name] for name in kept}}
+    """The episode for the record. A metric that is not a finite number, as a mean of nothing, is None."""
+    kept = {name: episode[name] for name in ("ok", "reward", "stop", "turns", "errors")}
+    return {KEY: kept | {name: _finite(episode[name]) for name in ("rewards", "metrics")}}
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: v if v is not None and math.isfinite(v) else None for name, v in values.items()}

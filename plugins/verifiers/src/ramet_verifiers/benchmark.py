@@ -46,7 +46,8 @@ class VerifiersBenchmark:
             )
 
     async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
-        """The reward's place in `reward_range`, and the metrics that are named; 0 where the program failed.
+        """The reward's place in `reward_range`, and the metrics that are named, None for one that is not a number; 0
+        where the program failed.
 
         Raises `ConfigError` for values that are not in the range.
         """
@@ -55,11 +56,12 @@ class VerifiersBenchmark:
             return dict.fromkeys(self.info.metrics, 0.0)
         named = {**scored["metrics"], **scored["rewards"]}
         lowest, highest = self.config.reward_range
-        scores = {"reward": (_within("reward", scored["reward"], lowest, highest) - lowest) / (highest - lowest)}
+        reward = (_within("reward", scored["reward"], lowest, highest) - lowest) / (highest - lowest)
+        scores: dict[str, float | None] = {"reward": reward}
         for name in self.config.metrics:
             if name not in named:
                 raise ConfigError(f"{PARAMS}.metrics names {name!r}; the environment has: {', '.join(named)}")
-            scores[name] = _within(name, named[name], 0.0, 1.0)
+            scores[name] = None if named[name] is None else _within(name, named[name], 0.0, 1.0)
         return scores
 
 

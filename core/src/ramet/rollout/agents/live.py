@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.event_loop import is_cancelled
 from ramet.io import repeats
 from ramet.plugins import origin
 from ramet.plugins.output_checks import agent_problem, agent_value_problem
@@ -121,7 +122,9 @@ class AgentRollout:
                 result = await step.run(self._context.task, ctx)
         except (PluginError, ConfigError):
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 error = TimeoutError(f"the agent did not end within timeout_s={timeout_s}")
             return AgentResult(), error

@@ -177,6 +177,7 @@ class ControlPlane:
             raise BadRequest(str(error)) from error
         except InfraError as error:
             episode.result.set_exception(error)
+            episode.result.exception()  # looked at, so that asyncio does not report a session that no rollout waits for
         else:
             episode.result.set_result(result)
         await episode.session.drain()

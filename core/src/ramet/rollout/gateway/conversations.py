@@ -28,14 +28,19 @@ class Conversations:
     def __init__(self, encoder: Encoder, threads: SessionThreads, history: History) -> None:
         """`history` template: requests are rendered in full, as the chat template shows earlier turns."""
         self._encoder, self._threads, self._history = encoder, threads, history
-        self._known: dict[Digest, SessionTurn] = {}  # up to a reply -> the turn of that reply
-        self._texts: dict[str, tuple[SessionTurn, int]] = {}  # the same without a chat template, and how many tokens
+        self._known: dict[Digest, list[SessionTurn]] = {}  # up to a reply -> the turns that gave it
+        # The same without a chat template, and how many tokens.
+        self._texts: dict[str, list[tuple[SessionTurn, int]]] = {}
 
     def until(self, turn: int, threads: SessionThreads) -> Conversations:
         """The conversations that had their replies before a turn, for a fork with these threads."""
         fork = Conversations(self._encoder, threads, self._history)
-        fork._known = {digest: known for digest, known in self._known.items() if known.number < turn}
-        fork._texts = {text: known for text, known in self._texts.items() if known[0].number < turn}
+        for digest, turns in self._known.items():
+            if known := [earlier for earlier in turns if earlier.number < turn]:
+                fork._known[digest] = known
+        for text, ends in self._texts.items():
+            if begun := [end for end in ends if end[0].number < turn]:
+                fork._texts[text] = begun
         return fork
 
     def add(self, request: TurnRequest, digest: Digest, turn: SessionTurn, said: Said, text: str, ended: bool) -> None:
@@ -43,9 +48,9 @@ class Conversations:
         sequence was sampled after it.
         """
         if request.prompt is None:
-            self._known[_and_then(digest, said)] = turn
+            self._known.setdefault(_and_then(digest, said), []).append(turn)
         else:
-            self._texts[request.prompt + text] = turn, turn.end - ended
+            self._texts.setdefault(request.prompt + text, []).append((turn, turn.end - ended))
 
     def prompt(self, request: TurnRequest, digests: Sequence[Digest]) -> array[int]:
         """The ids in front of the reply to a request.
@@ -59,7 +64,7 @@ class Conversations:
             known = next((n for n in range(len(messages) - 1, 0, -1) if digests[n] in self._known), 0)
         rest = messages[known:]
         if known and all(said.role != "assistant" for said in rest):
-            turn = self._known[digests[known]]
+            turn = self._known[digests[known]][-1]
             path = self._threads.threads[turn.thread].path[: turn.end]
             if (parts := self._suffix(rest, path)) is not None:
                 for part in parts:
@@ -88,7 +93,7 @@ class Conversations:
         rest = self._encoder.untrusted(prompt[len(known) :])
         if not known:
             return rest
-        turn, n_tokens = self._texts[known]
+        turn, n_tokens = self._texts[known][-1]
         return self._threads.threads[turn.thread].path[:n_tokens] + rest
 
     def _suffix(self, rest: Sequence[Said], path: array[int]) -> Sequence[Insert] | None:

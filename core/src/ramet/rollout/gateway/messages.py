@@ -119,6 +119,12 @@ class BadRequest(Exception):
         super().__init__(message)
         self.status, self.field, self.code = status, field, code
 
+    def again(self) -> BadRequest:
+        """An equal error to keep, without the frames that this one has passed."""
+        error = type(self).__new__(type(self), *self.args)
+        vars(error).update(vars(self))
+        return error
+
 
 def _one_spelling(value: Any) -> Any:
     """JSON with 1.0 as 1, as JavaScript writes it."""

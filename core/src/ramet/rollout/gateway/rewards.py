@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ramet.plugins.output_checks import FLOAT32_MAX
 from ramet.rollout.gateway.messages import BadRequest
 from ramet.rollout.gateway.threads import SessionTurn
 from ramet.types import SegmentKind
@@ -22,7 +22,7 @@ class SessionRewards:
     def add(self, value: float, turn: SessionTurn | None = None, token: int | None = None) -> float:
         """Add a reward of the rollout, of a turn, or of the k-th token that was sampled in it; returns the sum.
 
-        Raises `BadRequest` for a sum that is not a finite number.
+        Raises `BadRequest` for a sum that is not finite as the float32 that it becomes.
         """
         if turn is None:
             total = self.rollout = _sum(self.rollout, value)
@@ -53,6 +53,6 @@ class SessionRewards:
 
 def _sum(before: float | None, value: float) -> float:
     total = value if before is None else before + value
-    if not abs(total) <= sys.float_info.max:
-        raise BadRequest(f"reward: {before!r} and {value!r} add up to no finite number", field="reward")
+    if not abs(total) <= FLOAT32_MAX:
+        raise BadRequest(f"reward: the sum would be {total!r}, which is not finite as float32", field="reward")
     return total

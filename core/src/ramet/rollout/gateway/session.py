@@ -123,8 +123,10 @@ class AgentSession:
         self.mismatch: str | None = None  # why this fork's requests differ from the record
         self._settings, self._engine, self._encoder = settings, settings.engine, settings.encoder
         self._conversations = Conversations(settings.encoder, self.threads, settings.history)
-        self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request
+        self._replies: dict[str, asyncio.Task[TurnReply]] = {}  # by the name of the request, of equal ones the newest
+        self._running: set[asyncio.Task[TurnReply]] = set()  # requests that are being answered
         self._recorded: list[SessionTurn] = []  # of a fork: turns that its agent still has to ask for again
+        self._refusals: dict[Digest, tuple[int, BadRequest]] = {}  # by request: the number of turns then, and why
         self._fork_turn: SessionTurn | None = None  # of a fork: the turn that it samples first, until then
         self._parents_turns: Sequence[SessionTurn] = ()  # of a fork
         self._forked, self._turn_over = asyncio.Event(), asyncio.Event()  # its first turn began; one ended
@@ -140,6 +142,7 @@ class AgentSession:
         threads = self.threads.fork(turn, token, self.cache_key)
         fork = AgentSession(name, self._settings, threads=threads, watch=watch)
         fork._recorded = [earlier for earlier in threads.turns[:turn] if earlier.reply is not None]
+        fork._refusals = {digest: refused for digest, refused in self._refusals.items() if refused[0] <= turn}
         fork._fork_turn, fork._parents_turns = threads.turns[turn], self.threads.turns
         fork._conversations = self._conversations.until(turn, threads)
         return fork
@@ -147,7 +150,7 @@ class AgentSession:
     @property
     def silent_s(self) -> float:
         """Seconds since the client's last sign of life; 0 while a request is being answered."""
-        return 0.0 if any(not reply.done() for reply in self._replies.values()) else time.monotonic() - self.heard_at
+        return 0.0 if self._running else time.monotonic() - self.heard_at
 
     @property
     def is_replaying(self) -> bool:
@@ -163,6 +166,8 @@ class AgentSession:
         running = self._replies.get(name) if again else None
         if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
             running = self._replies[name] = asyncio.create_task(self._reply(request))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -185,15 +190,14 @@ class AgentSession:
     def end(self) -> None:
         """Refuse further requests."""
         self._ended = True
-        for running in self._replies.values():
+        for running in self._running:
             running.cancel()
 
     async def drain(self) -> None:
         """Refuse further requests, and wait until none is being answered."""
         self.end()
-        running = [reply for reply in self._replies.values() if not reply.done()]
-        if running:
-            await asyncio.wait(running)
+        if self._running:
+            await asyncio.wait(self._running)
 
     def release(self, kept: int | None = None) -> None:
         """Let the engine forget all threads but one and those that are being sampled.
@@ -237,7 +241,8 @@ class AgentSession:
         """The recorded reply to an equal request; None for a request that is sampled. Where the agent makes several
         at once, a request that comes before the fork turn's, and is one of a later turn, waits for that.
 
-        Raises `BadRequest`, and ends the session, for a request that the record does not have.
+        Raises `BadRequest` again for a request that was refused; for one that the record does not have it ends the
+        session too.
         """
         for number, turn in enumerate(self._recorded):
             if turn.request == digests[-1]:
@@ -248,6 +253,8 @@ class AgentSession:
         if any(turn.request == digests[-1] for turn in self._parents_turns[self._fork_turn.number + 1 :]):
             await self._forked.wait()
             return None
+        if (refused := self._refusals.get(digests[-1])) is not None:
+            raise refused[1].again()
         expected = self._recorded[0] if self._recorded else self._fork_turn
         self.mismatch = (
             f"run again, the agent made another request in turn {expected.number} than the one that is recorded"
@@ -288,7 +295,12 @@ class AgentSession:
         return turn
 
     async def _sampled(self, request: TurnRequest, digests: Sequence[Digest]) -> TurnReply:
-        turn, digest = await self._begin(request, digests), digests[-1]
+        digest = digests[-1]
+        try:
+            turn = await self._begin(request, digests)
+        except BadRequest as error:
+            self._refusals.setdefault(digest, (len(self.threads.turns), error.again()))
+            raise
         self.watch.accepted(turn)
         segments: Sequence[Segment] = ()
         completion, reply, text, ended, started = None, None, "", False, time.perf_counter()
