@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError
+from ramet.testing import registered
 from ramet_benchmarks.branching.arms import arms_of
 from ramet_benchmarks.branching.command import bench
 from ramet_benchmarks.branching.leaderboard import against_chance, board
@@ -80,6 +82,21 @@ def test_an_arm_that_called_nothing_has_no_quality() -> None:
     arms = {arm: {1: stored(arm, 1, 0.0, [0.0, 0.0, 0.0])} for arm in ("none6", "mine")}
     _, rows = board(arms)
     assert [row[2] for row in rows] == ["-", "-"] and [row[5] for row in rows] == ["0.000", "0.000"]
+
+
+def test_a_stop_names_the_command_of_the_bench(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("torch", "ramet_rewards"):
+        pytest.importorskip(module, reason="ramet-benchmarks[branching] is not installed")
+
+    def stops() -> Any:
+        logging.getLogger("ramet.runs.stopped").warning("resume with: ramet train")
+        raise KeyboardInterrupt
+
+    with registered("branch_policy", "stops", stops), pytest.raises(KeyboardInterrupt):
+        bench(["branching", "stops", "--smoke", "--work", str(tmp_path)])
+    assert "the same command again continues" in capsys.readouterr().err and "resume with" not in caplog.text
 
 
 @pytest.mark.slow
