@@ -16,7 +16,7 @@ from ramet.errors import ConfigError, ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.rollout.record import read_records, write_records
 from ramet.testing import registered
-from ramet.types import Rollout, RolloutState, StepContext, ToolSchema
+from ramet.types import BenchmarkInfo, Rollout, RolloutState, StepContext, Task, ToolSchema, user_prompt
 from ramet_replay.replay_test.job import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
 
 MakeModel = Callable[[int], Path]
@@ -125,6 +125,13 @@ def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Mak
     assert found(other) == {("sampled", 0)} and all(outcome.difference for outcome in other.outcomes)
 
 
+def test_equal_differences_are_one_line_with_their_number(recorded: Path) -> None:
+    result = run(recorded, ["rollout_step.instruction=Count."], ReplayTestOptions(step=1))
+    shown = describe(result)
+    assert len(result.outcomes) == 8 and len(shown) == 4  # both tasks have four rollouts
+    assert all("rollout 0 and 3 more: turn 0" in line for line in shown[1:3])
+
+
 @pytest.mark.parametrize(
     ("change", "tools", "kinds"),
     [
@@ -148,6 +155,37 @@ def test_other_weights_are_found_and_sampled_from_there(
     assert main(arguments) == 1
     out = capsys.readouterr().out
     assert "turn 0, token" in out and "from here again mean" in out and "of 3 (" in out
+
+
+class OneTask:
+    """A benchmark of one task."""
+
+    info = BenchmarkInfo(description="one", splits=("test",), metrics=("accuracy",), source="here", licence="MIT")
+
+    def load(self, split: str, limit: int | None) -> list[Task]:
+        return [Task(id="one/0", prompt=user_prompt("one"), answer=("1",))]
+
+    async def score(self, rollout: Rollout) -> dict[str, float | None]:
+        return {"accuracy": float(rollout.answer == "1")}
+
+
+def test_two_benchmarks_may_have_the_same_tasks(make_model: MakeModel, tmp_path: Path) -> None:
+    """Their rollouts have the same keys, and other tokens."""
+    with registered("benchmarks", "one_task", OneTask):
+        api.evaluate(
+            [
+                f"model.path={make_model(1)}", "model.device=cpu", f"run.root={tmp_path}", "run.name=evaluated",
+                "benchmarks=[hot,cold]", "benchmarks.hot.use=one_task", "benchmarks.cold.use=one_task",
+                "benchmarks.cold.sampling={temperature: 0.2}", "rollout_step.system_prompt=never", "trackers=[jsonl]",
+                "data.max_prompt_tokens=64", "rollout.max_response_tokens=16", "rollout.max_concurrent=8",
+            ]
+        )  # fmt: skip
+        result = run(tmp_path / "evaluated")
+    hot, cold = (next(o for o in result.outcomes if o.group.benchmark == name) for name in ("hot", "cold"))
+    assert result.compare == "logprobs" and found(result) == set()
+    assert (
+        hot.rollout.id == cold.rollout.id and hot.rollout.segments[-1].token_ids != cold.rollout.segments[-1].token_ids
+    )
 
 
 def test_a_changed_tool_is_sampled_after_its_result(recorded: Path) -> None:
