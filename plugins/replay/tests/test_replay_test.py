@@ -18,6 +18,7 @@ from ramet.rollout.record import read_records, write_records
 from ramet.testing import registered
 from ramet.types import BenchmarkInfo, Rollout, RolloutState, StepContext, Task, ToolSchema, user_prompt
 from ramet_replay.replay_test.job import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
+from ramet_replay.replay_test.junit import check_junit
 
 MakeModel = Callable[[int], Path]
 
@@ -140,6 +141,7 @@ def test_equal_differences_are_one_line_with_their_number(recorded: Path) -> Non
         ("tools.size.use=other_size", ToolResults.RECORDED, set()),
         ("tools.size.use=other_size", ToolResults.RUN, {("tool", 0)}),
         ("rollout.max_turns=2", ToolResults.RECORDED, {("call", 1)}),
+        ("rollout.max_response_tokens=8", ToolResults.RECORDED, {("call", 0)}),  # no room for a result
     ],
 )
 def test_a_change_is_found_at_its_turn(
@@ -212,6 +214,7 @@ def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine.xml"
     other.write_text("<mine/>")
     assert main(["test", str(recorded), "--junit", str(other)]) == 1 and other.read_text() == "<mine/>"
+    assert check_junit(other / "test.xml") and not check_junit(tmp_path / "new/test.xml")
     with pytest.raises(ConfigErrors, match="--limit 0"):
         run(recorded, [], ReplayTestOptions(limit=0))
     with pytest.raises(ConfigError, match="step budget"):

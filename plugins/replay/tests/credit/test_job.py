@@ -136,6 +136,8 @@ def test_a_checkpoint_continues_the_rollouts_and_does_not_mix_with_other_weights
     assert "a checkpoint" in str(plan(trained, options))
     assert len(run(trained, options).rows) == 2 and (out / "model_000001/config.json").is_file()
     assert "2 of them measured" in str(plan(trained, options))
+    with pytest.raises(ConfigError, match="step 7: no such checkpoint"):
+        plan(trained, CreditOptions(checkpoint=7))
     with pytest.raises(ConfigError, match="model_sha256"):
         run(trained, CreditOptions(names=["1/0/0"], samples=2, model=model, out=out))
 
