@@ -14,6 +14,7 @@ from ramet import ConfigError
 from ramet.testing import registered
 from ramet_benchmarks.branching.arms import arms_of
 from ramet_benchmarks.branching.command import bench
+from ramet_benchmarks.branching.compare import on_grid
 from ramet_benchmarks.branching.leaderboard import against_chance, board
 
 
@@ -78,10 +79,15 @@ def test_the_board_ranks_at_equal_calls() -> None:
     assert pair[:2] == ["mine - mine_shuffled", "0.150 ± 1.906 [2.112]"]
 
 
-def test_an_arm_that_called_nothing_has_no_quality() -> None:
+def test_an_arm_that_called_nothing_has_no_quality_and_a_curve() -> None:
     arms = {arm: {1: stored(arm, 1, 0.0, [0.0, 0.0, 0.0])} for arm in ("none6", "mine")}
     _, rows = board(arms)
     assert [row[2] for row in rows] == ["-", "-"] and [row[5] for row in rows] == ["0.000", "0.000"]
+    late = stored("late", 1, 4.0, [0.2, 0.4, 0.8])
+    late["per_step"]["rollout/executed_tool_calls"] = [0.0, 4.0]
+    for run, ends in ((arms["mine"][1], (0.0, 0.0)), (late, (0.2, 0.8))):
+        xs, band = on_grid([run], "executed tool calls")
+        assert len(xs) == len(band) and (band[0].mean, band[-1].mean) == ends
 
 
 def test_a_stop_names_the_command_of_the_bench(
