@@ -105,6 +105,19 @@ def test_a_stop_names_the_command_of_the_bench(
     assert "the same command again continues" in capsys.readouterr().err and "resume with" not in caplog.text
 
 
+def test_finished_arms_stay_where_their_model_is_gone(tmp_path: Path) -> None:
+    runs = pytest.importorskip("ramet_benchmarks.branching.runs", reason="ramet-benchmarks[branching] is not installed")
+    kinds = pytest.importorskip(
+        "ramet_benchmarks.branching.kinds", reason="ramet-benchmarks[branching] is not installed"
+    )
+    finished = tmp_path / "hops/seed1/none.json"
+    finished.parent.mkdir(parents=True)
+    finished.write_text("{}")
+    with pytest.raises(ConfigError, match="is of a model that is gone"):
+        runs.prepare(tmp_path, kinds.KINDS["hops"], 1)
+    assert finished.is_file()
+
+
 @pytest.mark.slow
 def test_a_smoke_run_writes_the_leaderboard_and_runs_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
