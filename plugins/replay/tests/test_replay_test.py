@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,13 +14,25 @@ import torch
 
 from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
 from ramet.cli import main
-from ramet.errors import ConfigError, ConfigErrors
+from ramet.errors import ConfigError, ConfigErrors, ToolError
 from ramet.models.tiny import make_tiny_model
 from ramet.rollout.record import read_records, write_records
 from ramet.testing import registered
-from ramet.types import BenchmarkInfo, Rollout, RolloutState, StepContext, Task, ToolSchema, user_prompt
+from ramet.types import (
+    BenchmarkInfo,
+    CallStatus,
+    Rollout,
+    RolloutState,
+    StepContext,
+    Task,
+    ToolRecord,
+    ToolResult,
+    ToolSchema,
+    user_prompt,
+)
 from ramet_replay.replay_test.job import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
 from ramet_replay.replay_test.junit import check_junit
+from ramet_replay.replay_test.played import PlayedTool, RecordedCalls
 
 MakeModel = Callable[[int], Path]
 
@@ -196,6 +210,23 @@ def test_a_changed_tool_is_sampled_after_its_result(recorded: Path) -> None:
     )
     assert all(len(outcome.samples) == 2 for outcome in result.outcomes)
     assert any("from here again" in line for line in describe(result))
+
+
+def test_errors_are_played_as_the_tool_gave_them(recorded: Path) -> None:
+    rollout = next(iter(api.rollouts(recorded))).rollout
+    raised, returned = (
+        replace(rollout.tool_calls[0], status=CallStatus.ERROR, text="no", metadata=metadata)
+        for metadata in ({}, {"rc": 1})
+    )
+    call = ToolCall(name=raised.name, arguments=raised.arguments, rollout="key", turn=raised.turn)
+
+    def played(record: ToolRecord) -> ToolResult:
+        records = RecordedCalls({"key": replace(rollout, tool_calls=(record,))})
+        return asyncio.run(PlayedTool(function_tool(size).schema, records)(call))
+
+    assert played(returned) == ToolResult(text="no", error=True, metadata={"rc": 1})
+    with pytest.raises(ToolError, match="no"):
+        played(raised)
 
 
 def test_rollouts_whose_weights_are_gone_are_not_tested(recorded: Path, tmp_path: Path) -> None:
