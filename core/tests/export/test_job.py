@@ -125,7 +125,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_refused_when_it_is_asked_
     assert export_run(run, tmp_path / "out").source.name == "step_000001"
     with pytest.raises(ConfigError, match=r"no complete checkpoint of step 2; .*__0_0\.distcp"):
         export_run(run, tmp_path / "other", step=2)
-    with pytest.raises(ConfigError, match=r"--step=7: no such checkpoint .*; there: 1, 2"):
+    with pytest.raises(ConfigError, match=r"step 7: no such checkpoint .*; there: 1, 2"):
         export_run(run, tmp_path / "other", step=7)
     assert not (tmp_path / "other").exists()
 

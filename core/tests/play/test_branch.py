@@ -13,12 +13,13 @@ import torch
 from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
 from ramet.cli import main
 from ramet.errors import ConfigError, ConfigErrors
+from ramet.models.loading import build_encoder
 from ramet.models.tiny import make_tiny_model
-from ramet.play.branch import TurnAddress
+from ramet.play.branch import TurnAddress, with_result
 from ramet.play.recorded import prepare
 from ramet.runs.recomposed import recomposed
 from ramet.testing import registered
-from ramet.types import Fault, Rollout, RolloutState, StepContext, ToolSchema
+from ramet.types import Fault, Rollout, RolloutState, SegmentKind, StepContext, ToolSchema
 
 
 class TwoCalls:
@@ -108,6 +109,37 @@ def test_places_and_results_that_are_not_there(recorded: Path) -> None:
     record = replace(group.record, group=replace(group.record.group, rollouts=tuple(lost)))
     with pytest.raises(ConfigError, match=r"rollout 0 of task .* has no recorded tokens: its node is lost"):
         replace(place, rollout="0").of([replace(group, record=record)])
+
+
+def test_another_result_takes_the_place_of_the_recorded_one(recorded: Path) -> None:
+    """Also where the text of the result is in its wrapper, and never where its place is not known."""
+    resolved = recomposed(recorded)
+    encoder = build_encoder(resolved.config)
+    rollout = prepare(recorded, resolved, step=1, limit=1).groups[0].rollouts[0]
+    at = next(i for i, segment in enumerate(rollout.segments) if segment.kind is SegmentKind.RESULT)
+
+    def edited(before: str, text: str, after: str) -> str:
+        ids = encoder.markup(before) + encoder.untrusted(text) + encoder.markup(after)
+        result = replace(rollout.segments[at], text=f"{before}{text}{after}", token_ids=ids)
+        call = replace(rollout.tool_calls[0], text=text)
+        segments = (*rollout.segments[:at], result, *rollout.segments[at + 1 :])
+        changed = replace(rollout, segments=segments, tool_calls=(call, *rollout.tool_calls[1:]))
+        return with_result(changed, 0, "other", encoder).segments[at].text
+
+    assert edited("<result>", "result", "</result>") == "<result>other</result>"
+    for before, text, after in [("tool: ", "tool", "</result>"), ("<result>", "", "</result>")]:
+        with pytest.raises(ConfigError, match="--result"):
+            edited(before, text, after)
+
+
+def test_weights_that_are_gone_are_named_by_a_key_that_the_command_has(recorded: Path) -> None:
+    resolved = recomposed(recorded)
+    group = prepare(recorded, resolved, step=1, limit=1).groups[0]
+    sampled = [replace(s, policy_version=7) if s.is_sampled else s for s in group.rollouts[0].segments]
+    rollout = replace(group.rollouts[0], segments=tuple(sampled))
+    scored = replace(group.record.group.rollouts[0], rollout=rollout)
+    record = replace(group.record, group=replace(group.record.group, rollouts=(scored,)))
+    assert "model.path=" in str(replace(group, record=record).missing_weights(recorded, resolved.config))
 
 
 def test_a_continuation_opens_states_with_the_seeds_of_the_record(recorded: Path) -> None:

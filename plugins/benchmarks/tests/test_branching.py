@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError
+from ramet.testing import registered
 from ramet_benchmarks.branching.arms import arms_of
 from ramet_benchmarks.branching.command import bench
+from ramet_benchmarks.branching.compare import on_grid
 from ramet_benchmarks.branching.leaderboard import against_chance, board
 
 
@@ -76,10 +79,43 @@ def test_the_board_ranks_at_equal_calls() -> None:
     assert pair[:2] == ["mine - mine_shuffled", "0.150 ± 1.906 [2.112]"]
 
 
-def test_an_arm_that_called_nothing_has_no_quality() -> None:
+def test_an_arm_that_called_nothing_has_no_quality_and_a_curve() -> None:
     arms = {arm: {1: stored(arm, 1, 0.0, [0.0, 0.0, 0.0])} for arm in ("none6", "mine")}
     _, rows = board(arms)
     assert [row[2] for row in rows] == ["-", "-"] and [row[5] for row in rows] == ["0.000", "0.000"]
+    late = stored("late", 1, 4.0, [0.2, 0.4, 0.8])
+    late["per_step"]["rollout/executed_tool_calls"] = [0.0, 4.0]
+    for run, ends in ((arms["mine"][1], (0.0, 0.0)), (late, (0.2, 0.8))):
+        xs, band = on_grid([run], "executed tool calls")
+        assert len(xs) == len(band) and (band[0].mean, band[-1].mean) == ends
+
+
+def test_a_stop_names_the_command_of_the_bench(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("torch", "ramet_rewards"):
+        pytest.importorskip(module, reason="ramet-benchmarks[branching] is not installed")
+
+    def stops() -> Any:
+        logging.getLogger("ramet.runs.stopped").warning("resume with: ramet train")
+        raise KeyboardInterrupt
+
+    with registered("branch_policy", "stops", stops), pytest.raises(KeyboardInterrupt):
+        bench(["branching", "stops", "--smoke", "--work", str(tmp_path)])
+    assert "the same command again continues" in capsys.readouterr().err and "resume with" not in caplog.text
+
+
+def test_finished_arms_stay_where_their_model_is_gone(tmp_path: Path) -> None:
+    runs = pytest.importorskip("ramet_benchmarks.branching.runs", reason="ramet-benchmarks[branching] is not installed")
+    kinds = pytest.importorskip(
+        "ramet_benchmarks.branching.kinds", reason="ramet-benchmarks[branching] is not installed"
+    )
+    finished = tmp_path / "hops/seed1/none.json"
+    finished.parent.mkdir(parents=True)
+    finished.write_text("{}")
+    with pytest.raises(ConfigError, match="is of a model that is gone"):
+        runs.prepare(tmp_path, kinds.KINDS["hops"], 1)
+    assert finished.is_file()
 
 
 @pytest.mark.slow

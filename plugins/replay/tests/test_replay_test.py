@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,12 +14,25 @@ import torch
 
 from ramet import Insert, Markup, StepResult, StopReason, ToolCall, Untrusted, api, function_tool, per_rollout
 from ramet.cli import main
-from ramet.errors import ConfigError, ConfigErrors
+from ramet.errors import ConfigError, ConfigErrors, ToolError
 from ramet.models.tiny import make_tiny_model
 from ramet.rollout.record import read_records, write_records
 from ramet.testing import registered
-from ramet.types import Rollout, RolloutState, StepContext, ToolSchema
+from ramet.types import (
+    BenchmarkInfo,
+    CallStatus,
+    Rollout,
+    RolloutState,
+    StepContext,
+    Task,
+    ToolRecord,
+    ToolResult,
+    ToolSchema,
+    user_prompt,
+)
 from ramet_replay.replay_test.job import Compare, ReplayTestOptions, ReplayTestResult, ToolResults, describe, run
+from ramet_replay.replay_test.junit import check_junit
+from ramet_replay.replay_test.played import PlayedTool, RecordedCalls
 
 MakeModel = Callable[[int], Path]
 
@@ -125,6 +140,13 @@ def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Mak
     assert found(other) == {("sampled", 0)} and all(outcome.difference for outcome in other.outcomes)
 
 
+def test_equal_differences_are_one_line_with_their_number(recorded: Path) -> None:
+    result = run(recorded, ["rollout_step.instruction=Count."], ReplayTestOptions(step=1))
+    shown = describe(result)
+    assert len(result.outcomes) == 8 and len(shown) == 4  # both tasks have four rollouts
+    assert all("rollout 0 and 3 more: turn 0" in line for line in shown[1:3])
+
+
 @pytest.mark.parametrize(
     ("change", "tools", "kinds"),
     [
@@ -133,6 +155,7 @@ def test_other_engines_compare_log_probabilities(recorded: Path, make_model: Mak
         ("tools.size.use=other_size", ToolResults.RECORDED, set()),
         ("tools.size.use=other_size", ToolResults.RUN, {("tool", 0)}),
         ("rollout.max_turns=2", ToolResults.RECORDED, {("call", 1)}),
+        ("rollout.max_response_tokens=8", ToolResults.RECORDED, {("call", 0)}),  # no room for a result
     ],
 )
 def test_a_change_is_found_at_its_turn(
@@ -150,12 +173,60 @@ def test_other_weights_are_found_and_sampled_from_there(
     assert "turn 0, token" in out and "from here again mean" in out and "of 3 (" in out
 
 
+class OneTask:
+    """A benchmark of one task."""
+
+    info = BenchmarkInfo(description="one", splits=("test",), metrics=("accuracy",), source="here", licence="MIT")
+
+    def load(self, split: str, limit: int | None) -> list[Task]:
+        return [Task(id="one/0", prompt=user_prompt("one"), answer=("1",))]
+
+    async def score(self, rollout: Rollout) -> dict[str, float | None]:
+        return {"accuracy": float(rollout.answer == "1")}
+
+
+def test_two_benchmarks_may_have_the_same_tasks(make_model: MakeModel, tmp_path: Path) -> None:
+    """Their rollouts have the same keys, and other tokens."""
+    with registered("benchmarks", "one_task", OneTask):
+        api.evaluate(
+            [
+                f"model.path={make_model(1)}", "model.device=cpu", f"run.root={tmp_path}", "run.name=evaluated",
+                "benchmarks=[hot,cold]", "benchmarks.hot.use=one_task", "benchmarks.cold.use=one_task",
+                "benchmarks.cold.sampling={temperature: 0.2}", "rollout_step.system_prompt=never", "trackers=[jsonl]",
+                "data.max_prompt_tokens=64", "rollout.max_response_tokens=16", "rollout.max_concurrent=8",
+            ]
+        )  # fmt: skip
+        result = run(tmp_path / "evaluated")
+    hot, cold = (next(o for o in result.outcomes if o.group.benchmark == name) for name in ("hot", "cold"))
+    assert result.compare == "logprobs" and found(result) == set()
+    assert (
+        hot.rollout.id == cold.rollout.id and hot.rollout.segments[-1].token_ids != cold.rollout.segments[-1].token_ids
+    )
+
+
 def test_a_changed_tool_is_sampled_after_its_result(recorded: Path) -> None:
     result = run(
         recorded, ["tools.size.use=other_size"], ReplayTestOptions(tools=ToolResults.RUN, step=1, limit=1, samples=2)
     )
     assert all(len(outcome.samples) == 2 for outcome in result.outcomes)
     assert any("from here again" in line for line in describe(result))
+
+
+def test_errors_are_played_as_the_tool_gave_them(recorded: Path) -> None:
+    rollout = next(iter(api.rollouts(recorded))).rollout
+    raised, returned = (
+        replace(rollout.tool_calls[0], status=CallStatus.ERROR, text="no", metadata=metadata)
+        for metadata in ({}, {"rc": 1})
+    )
+    call = ToolCall(name=raised.name, arguments=raised.arguments, rollout="key", turn=raised.turn)
+
+    def played(record: ToolRecord) -> ToolResult:
+        records = RecordedCalls({"key": replace(rollout, tool_calls=(record,))})
+        return asyncio.run(PlayedTool(function_tool(size).schema, records)(call))
+
+    assert played(returned) == ToolResult(text="no", error=True, metadata={"rc": 1})
+    with pytest.raises(ToolError, match="no"):
+        played(raised)
 
 
 def test_rollouts_whose_weights_are_gone_are_not_tested(recorded: Path, tmp_path: Path) -> None:
@@ -174,6 +245,7 @@ def test_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     other = tmp_path / "mine.xml"
     other.write_text("<mine/>")
     assert main(["test", str(recorded), "--junit", str(other)]) == 1 and other.read_text() == "<mine/>"
+    assert check_junit(other / "test.xml") and not check_junit(tmp_path / "new/test.xml")
     with pytest.raises(ConfigErrors, match="--limit 0"):
         run(recorded, [], ReplayTestOptions(limit=0))
     with pytest.raises(ConfigError, match="step budget"):

@@ -113,7 +113,8 @@ def _parser() -> Parser:
     parser.add_argument("--top-k", type=int, default=0, help="sample from so many most likely tokens (default: 0, all)")
     parser.add_argument(
         "--from", dest="source", metavar="PLACE",
-        help="RUN:STEP/TASK/ROLLOUT:TURN, a turn of a recorded rollout, counted from 0; the step of an evaluation is 0",
+        help="RUN:STEP/TASK/ROLLOUT:TURN, a turn of a recorded rollout, counted from 0; TASK is its id, as the report "
+        "and `ramet test` show it; the step of an evaluation is 0",
     )  # fmt: skip
     parser.add_argument("--message", metavar="TEXT", help="with --from: what the model writes in that turn instead")
     parser.add_argument("--result", metavar="TEXT", help="with --from: what the tool returns in that turn instead")

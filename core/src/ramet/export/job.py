@@ -161,7 +161,7 @@ def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
     """Return the newest complete one, or `step`'s. Only reads: the run may be running. Raises `ConfigError`."""
     steps = sorted(int(match[1]) for path in root.glob("step_*") if (match := NAME.fullmatch(path.name)))
     if step is not None and step not in steps:
-        raise ConfigError(f"--step={step}: no such checkpoint in {root}; there: {', '.join(map(str, steps)) or 'none'}")
+        raise ConfigError(f"step {step}: no such checkpoint in {root}; there: {', '.join(map(str, steps)) or 'none'}")
     broken: list[str] = []
     for number in [step] if step is not None else reversed(steps):
         folder = root / f"step_{number:06d}"

@@ -161,22 +161,31 @@ async def _branches(
 def with_result(rollout: Rollout, turn: int, text: str, encoder: Encoder) -> Rollout:
     """Return the rollout with another result of the only call of a turn.
 
-    Raises `ConfigError` if the turn has not one call whose result is inserted as the tool gave it.
+    Raises `ConfigError` if the turn has not one call whose result is inserted as the tool gave it, at a place that is
+    clear from the tokens.
     """
     calls = [call for call in rollout.tool_calls if call.turn == turn]
     sampled = False
     for at, segment in enumerate(rollout.segments):
         sampled |= segment.kind is SegmentKind.TURN and segment.turn == turn
         if sampled and segment.turn == turn and segment.kind is SegmentKind.RESULT and len(calls) == 1:
-            before, found, after = segment.text.partition(calls[0].text)
-            if found and _joined(before, calls[0].text, after, encoder) == segment.token_ids:
+            around = _around(segment, calls[0].text, encoder)
+            if len(around) == 1:
+                before, after = around[0]
                 ids = _joined(before, text, after, encoder)
                 edited = replace(segment, text=f"{before}{text}{after}", token_ids=ids)
                 return replace(rollout, segments=(*rollout.segments[:at], edited, *rollout.segments[at + 1 :]))
     raise ConfigError(
         f"--result: turn {turn} of rollout {rollout.id} has {len(calls)} calls, and takes another result only for one "
-        "call whose result is inserted as the tool gave it; give --message instead"
+        "call whose result is inserted as the tool gave it, at one place; give --message instead"
     )
+
+
+def _around(segment: Segment, result: str, encoder: Encoder) -> list[tuple[str, str]]:
+    """The texts before and after the result: wherever the segment has these tokens with the result there."""
+    places = (at for at in range(len(segment.text)) if segment.text.startswith(result, at))
+    around = ((segment.text[:at], segment.text[at + len(result) :]) for at in places)
+    return [(before, after) for before, after in around if _joined(before, result, after, encoder) == segment.token_ids]
 
 
 def _joined(before: str, text: str, after: str, encoder: Encoder) -> array[int]:

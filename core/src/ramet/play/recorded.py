@@ -65,10 +65,10 @@ class ReplayGroup:
         if self.benchmark:
             return None
         if self.version is None:
-            return "sampled by weights of several versions; name a model with --model"
+            return "sampled by weights of several versions; name a model with model.path=FOLDER"
         kept = (run / CHECKPOINTS / f"step_{self.version:06d}").is_dir()
         if self.version and (config.policy.lora_rank or not kept):
-            return "the weights that sampled it are not kept; name a model with --model"
+            return "the weights that sampled it are not kept; name a model with model.path=FOLDER"
         return None
 
     def continued(self, rollout: Rollout, turn: int, n: int, purpose: str) -> RolloutRequest:

@@ -135,6 +135,9 @@ def test_a_checkpoint_continues_the_rollouts_and_does_not_mix_with_other_weights
     options = CreditOptions(names=["1/0/0"], samples=2, checkpoint=1, out=out)
     assert "a checkpoint" in str(plan(trained, options))
     assert len(run(trained, options).rows) == 2 and (out / "model_000001/config.json").is_file()
+    assert "2 of them measured" in str(plan(trained, options))
+    with pytest.raises(ConfigError, match="step 7: no such checkpoint"):
+        plan(trained, CreditOptions(checkpoint=7))
     with pytest.raises(ConfigError, match="model_sha256"):
         run(trained, CreditOptions(names=["1/0/0"], samples=2, model=model, out=out))
 
@@ -147,8 +150,8 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_written(trained:
     with pytest.raises(ConfigErrors, match="--samples 17"):
         run(trained, CreditOptions(samples=17))
     with pytest.raises(ConfigErrors) as refused:
-        run(trained, CreditOptions(samples=1, rollouts=0, budget_tokens=0))
-    assert len(refused.value.problems) == 3
+        run(trained, CreditOptions(samples=1, rollouts=0, budget_tokens=0, overrides=["model.path=other"]))
+    assert len(refused.value.problems) == 4
     assert not trained.with_name("run.credit").exists()
 
 

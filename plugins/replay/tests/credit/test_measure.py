@@ -130,3 +130,5 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="notes"):
         PointFile(tmp_path, HEADER)
+    with pytest.raises(ConfigError, match="not a folder"):
+        PointFile(tmp_path / "notes.txt", HEADER)

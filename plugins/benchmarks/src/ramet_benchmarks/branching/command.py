@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -43,7 +44,15 @@ def bench(arguments: Sequence[str]) -> int:
             f"ramet bench branching needs {' and '.join(absent)}: pip install 'ramet-benchmarks[branching]'"
         )
     logging.getLogger("ramet").setLevel(logging.WARNING)
-    runs = _run_all(options)
+    hints = logging.getLogger("ramet.runs.stopped")  # they are of one arm's training
+    hints.setLevel(logging.ERROR)
+    try:
+        runs = _run_all(options)
+    except KeyboardInterrupt:
+        print("the same command again continues", file=sys.stderr)
+        raise
+    finally:
+        hints.setLevel(logging.NOTSET)
     if runs is None:
         print("some arms are being run by other processes; the same command again writes the leaderboard")
         return 0

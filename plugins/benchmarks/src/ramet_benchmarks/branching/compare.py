@@ -160,5 +160,5 @@ def mean_of(run: Run, metric: str) -> float:
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     for a, b, y, z in zip(xs, xs[1:], ys, ys[1:], strict=False):
         if x <= b:
-            return y + (z - y) * (x - a) / (b - a)
+            return y + (z - y) * (x - a) / (b - a) if b > a else y
     return ys[-1]

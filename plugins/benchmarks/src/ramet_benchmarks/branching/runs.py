@@ -49,12 +49,16 @@ KEPT = (  # of a step
 
 
 def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
-    """Make the folder of this seed, once, with the model of its last phase of SFT."""
+    """Make the folder of this seed, once, with the model of its last phase of SFT. What an interrupted one left is
+    removed. Raises `ConfigError` where arms are finished and their model is gone.
+    """
     folder = work / kind.name / f"seed{seed}"
     last = folder / kind.setting.phases[-1].name
     if (last / "model/config.json").is_file():
         check_setting(folder, kind)
         return folder
+    if finished := sorted(folder.glob("*.json")):
+        raise ConfigError(f"{finished[0]} is of a model that is gone ({last / 'model'}): choose another --work")
     if folder.exists():
         shutil.rmtree(folder)
     write(kind, folder / "data", seed)

@@ -105,8 +105,10 @@ def _parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="RUN", help="the run, and keys that are changed")
     parser.add_argument("--rollouts", type=int, default=8, metavar="N", help="so many, spread over groups (default: 8)")
     parser.add_argument(
-        "--rollout", action="append", metavar="STEP/GROUP/ID", help="this one, as in the report; may be repeated"
-    )
+        "--rollout", action="append", metavar="STEP/GROUP/ID",
+        help="this one, by its step, the number of its task in the step and its id: 3/2/0.1 is #s3/g2/r0.1 in the "
+        "report's address; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--step", type=int, help="the step whose rollouts are measured (default: the last)")
     parser.add_argument("--samples", type=int, default=16, metavar="M", help="continuations per point (default: 16)")
     parser.add_argument("--model", type=Path, help="the weights that continue (default: the run's exported model)")

@@ -43,7 +43,9 @@ class MeasuredPoint:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ConfigError` if a folder without measured points has other files."""
+    """Raise `ConfigError` if a folder without measured points has other files, or is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; name another one with --out")
     foreign = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith(OWN))
     if foreign and not (folder / POINTS).exists():
         raise ConfigError(f"{folder} has other files ({foreign[0]}); name another folder with --out")

@@ -72,6 +72,11 @@ class CreditOptions:
         ]
         if self.model is not None and self.checkpoint is not None:
             wrong.append("--model, --checkpoint: both name the weights; leave one of them out")
+        wrong += [
+            f"{text}: name the weights with --model or --checkpoint"
+            for text in self.overrides
+            if text.lstrip("+~").startswith("model.path=")
+        ]
         return wrong
 
 
@@ -114,6 +119,8 @@ def plan(folder: Path, options: CreditOptions) -> DryRun:
     """Return what `run` would do, and how many tokens it would sample at most. Writes nothing."""
     out = options.out or credit_folder(folder)
     model = options.model or _exported(folder, options)
+    if model is None and (exported := out / _export_name(folder, options)).is_dir():
+        model = exported  # by an earlier process
     prepared = _prepare(folder, options, model)
     points = points_of(prepared.chosen)
     missing = [point for point in points if point.name not in prepared.file.points]

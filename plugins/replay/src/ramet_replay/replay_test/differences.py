@@ -88,8 +88,8 @@ def _turn(number: int, old: _ComparedTurn, new: _ComparedTurn, decode: Decode) -
     end = old.start + len(old.sampled)
     if (calls := _calls(number, end, old.calls, new.calls)) is not None:
         return calls
-    # Without a call the text is the rollout step's own.
-    kind = DifferenceKind.PROMPT if old.calls else DifferenceKind.CALL
+    # Without a call the text is the rollout step's own; without any text a limit left no room for the result.
+    kind = DifferenceKind.PROMPT if old.calls and new.inserted else DifferenceKind.CALL
     return _tokens(kind, number, end, "inserted text", old.inserted, new.inserted, decode)
 
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from statistics import fmean
 
@@ -53,7 +53,7 @@ from ramet_replay.replay_test.recorded_tree import RecordedTree
 
 logger = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
-SHOWN = 10  # rollouts that differ, on the screen
+SHOWN = 10  # different differences, and failures, on the screen
 
 
 class ToolResults(StrEnum):
@@ -221,9 +221,16 @@ class _Test:
     async def _replay(self, outcomes: Sequence[ReplayOutcome], services: RunServices) -> None:
         """Run the groups again, and note the first difference of each rollout."""
         tested = [o.group for o in outcomes if o.untested is None]
-        groups = list({id(group): group for group in tested}.values())
-        if not groups:
-            return
+        groups = sorted({id(group): group for group in tested}.values(), key=lambda group: group.benchmark)
+        now: dict[int, dict[str, Rollout]] = {}
+        for _, of_benchmark in groupby(groups, lambda group: group.benchmark):  # two may have the same tasks
+            now |= await self._run_again(list(of_benchmark), services)
+        for outcome in outcomes:
+            if outcome.untested is None:
+                self._note(outcome, now[id(outcome.group)])
+
+    async def _run_again(self, groups: Sequence[ReplayGroup], services: RunServices) -> dict[int, dict[str, Rollout]]:
+        """Run groups of one benchmark, or of a training, again; returns their rollouts as `_play` does."""
         sample = self.compare is Compare.SAMPLE
         by_key = {_key(group, rollout): rollout for group in groups for rollout in group.rollouts}
         engine = self._build_engine() if sample else None
@@ -236,9 +243,7 @@ class _Test:
                 if sample:
                     await self._load(rollouts, version)
                 now |= await _play(rollouts, list(of_version))
-        for outcome in outcomes:
-            if outcome.untested is None:
-                self._note(outcome, now[id(outcome.group)])
+        return now
 
     @asynccontextmanager
     async def _rollouts(
@@ -414,17 +419,21 @@ def _beginning(outcome: ReplayOutcome, turn: int) -> tuple[int, ...]:
 
 
 def describe(result: ReplayTestResult) -> list[str]:
-    """Describe a test in lines: what was compared, the first differences, and counts by kind."""
+    """Describe a test in lines: what was compared, the first differences, equal ones once, and counts by kind."""
     outcomes = result.outcomes
     differing = [outcome for outcome in outcomes if outcome.difference is not None]
     failed = [outcome for outcome in outcomes if outcome.fault is not None]
     untested = Counter(outcome.untested for outcome in outcomes if outcome.untested is not None)
     lines = [f"{result.run}: {len(outcomes) - untested.total()} rollouts, {HOW[result.compare]}"]
     lines += [f"not tested: {n} rollouts: {why}" for why, n in untested.items()]
-    for outcome in differing[:SHOWN]:
-        lines += [f"{_name(outcome)}: {outcome.difference}", *(f"  {text}" for text in describe_samples(outcome))]
-    if len(differing) > SHOWN:
-        lines.append(f"… and {len(differing) - SHOWN} more; --junit FILE lists all")
+    alike: dict[tuple[str, ...], list[ReplayOutcome]] = {}
+    for outcome in differing:
+        alike.setdefault((str(outcome.difference), *describe_samples(outcome)), []).append(outcome)
+    for (difference, *samples), (first, *others) in islice(alike.items(), SHOWN):
+        more = f" and {len(others)} more" if others else ""
+        lines += [f"{_name(first)}{more}: {difference}", *(f"  {text}" for text in samples)]
+    if hidden := sum(map(len, islice(alike.values(), SHOWN, None))):
+        lines.append(f"… and {hidden} more; --junit FILE lists all")
     lines += [f"{_name(outcome)}: failed: {outcome.fault}" for outcome in failed[:SHOWN]]
     kinds = Counter(str(outcome.difference.kind) for outcome in differing if outcome.difference is not None)
     counted = f" ({', '.join(f'{kind} {n}' for kind, n in kinds.most_common())})" if kinds else ""

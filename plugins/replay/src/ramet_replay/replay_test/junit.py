@@ -14,7 +14,9 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def check_junit(path: Path) -> list[str]:
-    """A problem if `path` is a file that this command did not write."""
+    """A problem if `path` is a file that this command did not write, or below one."""
+    if file := next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None):
+        return [f"--junit {path}: {file} is not a folder; name another file"]
     if path.is_dir() or (path.exists() and f'name="{NAME}"'.encode() not in path.read_bytes()[:200]):
         return [f"--junit {path}: is there already, and `{NAME}` did not write it; name another file"]
     return []

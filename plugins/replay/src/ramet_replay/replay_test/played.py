@@ -58,7 +58,8 @@ def sampled_after(rollout: Rollout, n: int) -> array[int]:
 class PlayedTool:
     """`Tool`: the result of a call is the recorded one of the same rollout, turn, name and arguments.
 
-    Other calls, which follow a difference, get a text that says so.
+    Other calls, which follow a difference, get a text that says so. The record does not say whether an error was
+    returned or raised: with metadata it was returned, without it is raised.
     """
 
     def __init__(self, schema: ToolSchema, records: RecordedCalls) -> None:
@@ -69,9 +70,10 @@ class PlayedTool:
         record = self._records.take(call)
         if record is None:
             return ToolResult(text="The record has no such call.", error=True)
-        if record.status is CallStatus.ERROR:
+        is_error = record.status is CallStatus.ERROR
+        if is_error and not record.metadata:
             raise ToolError(record.text)
-        return ToolResult(text=record.text, metadata=dict(record.metadata))
+        return ToolResult(text=record.text, error=is_error, metadata=dict(record.metadata))
 
 
 class RecordedCalls:
