@@ -105,17 +105,20 @@ def test_a_stop_names_the_command_of_the_bench(
     assert "the same command again continues" in capsys.readouterr().err and "resume with" not in caplog.text
 
 
-def test_finished_arms_stay_where_their_model_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "problem"), [("none.json", "is of a model that is gone"), ("notes.txt", "not made by this command")]
+)
+def test_finished_arms_and_files_of_others_stay(tmp_path: Path, file: str, problem: str) -> None:
     runs = pytest.importorskip("ramet_benchmarks.branching.runs", reason="ramet-benchmarks[branching] is not installed")
     kinds = pytest.importorskip(
         "ramet_benchmarks.branching.kinds", reason="ramet-benchmarks[branching] is not installed"
     )
-    finished = tmp_path / "hops/seed1/none.json"
-    finished.parent.mkdir(parents=True)
-    finished.write_text("{}")
-    with pytest.raises(ConfigError, match="is of a model that is gone"):
+    kept = tmp_path / "hops/seed1" / file
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    with pytest.raises(ConfigError, match=problem):
         runs.prepare(tmp_path, kinds.KINDS["hops"], 1)
-    assert finished.is_file()
+    assert kept.is_file()
 
 
 @pytest.mark.slow

@@ -126,9 +126,10 @@ def test_other_settings_may_not_continue_a_file(key: str, value: Any, tmp_path: 
         PointFile(tmp_path / "out", {**HEADER, key: value})
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="notes"):
+@pytest.mark.parametrize("name", ["notes.txt", "credit.jsonl"])
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=name):
         PointFile(tmp_path, HEADER)
     with pytest.raises(ConfigError, match="not a folder"):
-        PointFile(tmp_path / "notes.txt", HEADER)
+        PointFile(tmp_path / name, HEADER)

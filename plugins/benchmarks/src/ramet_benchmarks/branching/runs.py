@@ -50,7 +50,7 @@ KEPT = (  # of a step
 
 def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
     """Make the folder of this seed, once, with the model of its last phase of SFT. What an interrupted one left is
-    removed. Raises `ConfigError` where arms are finished and their model is gone.
+    removed. Raises `ConfigError` where arms are finished and their model is gone, or the folder is not of this command.
     """
     folder = work / kind.name / f"seed{seed}"
     last = folder / kind.setting.phases[-1].name
@@ -60,9 +60,12 @@ def prepare(work: Path, kind: TaskKind, seed: int) -> Path:
     if finished := sorted(folder.glob("*.json")):
         raise ConfigError(f"{finished[0]} is of a model that is gone ({last / 'model'}): choose another --work")
     if folder.exists():
+        if any(folder.iterdir()) and not (folder / SETTING).is_file():
+            raise ConfigError(f"{folder} was not made by this command: choose another --work")
         shutil.rmtree(folder)
-    write(kind, folder / "data", seed)
+    folder.mkdir(parents=True)
     (folder / SETTING).write_text(kind.setting.values, encoding="utf-8")
+    write(kind, folder / "data", seed)
     model = kind.setting.model(folder, seed)
     for phase in kind.setting.phases:
         model = sft.run(compose(_sft_overrides(kind, folder, model, phase, seed), job="sft")).model

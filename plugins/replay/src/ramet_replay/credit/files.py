@@ -20,7 +20,7 @@ from ramet.runs.resume import config_differences, is_safe
 
 SCHEMA = 1
 POINTS = "points.jsonl"
-OWN = (POINTS, CREDIT, "services", "model", ".")  # how names in the folder begin
+OWN = ("services", "model", ".")  # how names in the folder begin before the first point is measured
 CONFIG = "config"  # in a header: the configuration as YAML
 
 
@@ -46,8 +46,10 @@ def check_folder(folder: Path) -> None:
     """Raise `ConfigError` if a folder without measured points has other files, or is a file."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; name another one with --out")
+    if (folder / POINTS).exists():
+        return
     foreign = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith(OWN))
-    if foreign and not (folder / POINTS).exists():
+    if foreign:
         raise ConfigError(f"{folder} has other files ({foreign[0]}); name another folder with --out")
 
 
