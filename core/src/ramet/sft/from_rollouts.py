@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, permutations, takewhile
+from itertools import permutations, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from ramet.errors import ConfigError
 from ramet.rollout.record import read_records
 from ramet.rollout.record_files import recorded_files
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.sft.conversations import read_row
 from ramet.types import Rollout, Segment, SegmentKind
 
 Messages: TypeAlias = list[dict[str, str]]
@@ -81,20 +82,13 @@ def _best(members: Sequence[Member], mean: float, choice: RowChoice) -> list[Mem
         member
         for member in members
         if (_reward(member[0]) > mean if choice.min_reward is None else _reward(member[0]) >= choice.min_reward)
-        and _is_trace(member[1])
+        and read_row({"messages": member[1]}, "", 0)[0] is not None
     ]
     texts: list[Member] = []
     for member in sorted(enough, key=lambda member: -_reward(member[0])):
         if all(member[1] != other[1] for other in texts):
             texts.append(member)
     return texts[: choice.best]
-
-
-def _is_trace(messages: Messages) -> bool:
-    """Whether `ramet sft` reads it: no turn is empty, and none follows another without a result between."""
-    roles = [message["role"] for message in messages]
-    written = all(message["content"] for message in messages if message["role"] == ASSISTANT)
-    return written and (ASSISTANT, ASSISTANT) not in pairwise(roles)
 
 
 def _pairs(members: Sequence[Member], min_gap: float) -> Iterator[tuple[Member, Member]]:
