@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError
+from ramet.runs import stopped
 from ramet.testing import registered
 from ramet_benchmarks.branching.arms import arms_of
 from ramet_benchmarks.branching.command import bench
@@ -97,7 +97,7 @@ def test_a_stop_names_the_command_of_the_bench(
         pytest.importorskip(module, reason="ramet-benchmarks[branching] is not installed")
 
     def stops() -> Any:
-        logging.getLogger("ramet.runs.stopped").warning("resume with: ramet train")
+        stopped.logger.warning("resume with: ramet train")
         raise KeyboardInterrupt
 
     with registered("branch_policy", "stops", stops), pytest.raises(KeyboardInterrupt):
